@@ -1,0 +1,96 @@
+"""What Ray costs and what it brings on the `hidden` work, in one run on the same shards.
+
+Needs data/backbone and data/chunks of the first scale (`dvc repro chunks`).
+"""
+
+import argparse
+import dataclasses
+import json
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from tqdm import tqdm
+
+from ponderttt import hidden, params, tables, workers
+from ponderttt.cores import Split
+
+
+class Clock(tqdm):
+    """A bar that notes when each shard was finished."""
+
+    def __init__(self) -> None:
+        super().__init__(disable=True)
+        self.times = [time.perf_counter()]
+
+    def update(self, n: float | None = 1) -> bool | None:
+        self.times.append(time.perf_counter())
+        return super().update(n)
+
+    @property
+    def format_dict(self):
+        return {"elapsed": 1.0}
+
+
+def small_shards(scale: str, count: int, size: int, work: Path) -> list[hidden.Shard]:
+    """Files of `size` chunks each, all of the same full length."""
+    found = sorted(Path(f"data/chunks/scale={scale}/set=train").glob("part-*.parquet"))
+    notes = tables.notes(found[0])
+    rows = pa.concat_tables([tables.read(path, tables.CHUNKS) for path in found])
+    shards = []
+    for number in range(count):
+        path = work / f"chunks-{number:02d}.parquet"
+        tables.write(path, rows.slice(number * size, size), tables.CHUNKS, notes)
+        shards.append(hidden.Shard(chunks=path, out=work / f"out-{number:02d}"))
+    return shards
+
+
+def timed(start, shards, settings: params.Ray) -> dict[str, float]:
+    """Seconds until the first shard of each worker was done, and per shard after that."""
+    clock = Clock()
+    workers.run(start, shards, settings, clock)
+    first = max(1, settings.workers)
+    rate = (clock.times[-1] - clock.times[first]) / (len(shards) - first)
+    return {"seconds_per_shard": rate, "total": clock.times[-1] - clock.times[0]}
+
+
+def start_seconds(settings: params.Ray) -> float:
+    """Ray up, one worker each given nothing to do."""
+    began = time.perf_counter()
+    with workers.cluster(settings, Split(workers=settings.workers, threads=1, gpus=0)):
+        return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shards", type=int, default=12)
+    parser.add_argument("--size", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    settings = params.load()
+    scale = settings.run.scales[0]
+    begin = partial(hidden.start, Path(f"data/backbone/scale={scale}").resolve(), settings.hidden)
+    found = {}
+    for count in (0, 1, 2):
+        ray = dataclasses.replace(settings.ray, workers=count, threads=1)
+        with tempfile.TemporaryDirectory() as name:
+            shards = small_shards(scale, args.shards, args.size, Path(name))
+            found[count] = timed(begin, shards, ray)
+    result = {
+        "start_seconds": start_seconds(dataclasses.replace(settings.ray, workers=2, threads=1)),
+        "one_worker_over_in_process": found[1]["seconds_per_shard"] / found[0]["seconds_per_shard"],
+        "two_workers_over_one": found[1]["seconds_per_shard"] / found[2]["seconds_per_shard"],
+        "seconds": found,
+    }
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print(f"Ray starts in {result['start_seconds']:.1f} s")
+        print(f"one worker: {result['one_worker_over_in_process']:.2f} x the time in process")
+        print(f"two workers: {result['two_workers_over_one']:.2f} x the throughput of one")
+
+
+if __name__ == "__main__":
+    main()

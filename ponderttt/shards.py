@@ -1,0 +1,97 @@
+"""Hidden states on disk: one safetensors file per file of chunks, each with its own hash inside."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ponderttt import files
+from ponderttt.errors import UserError
+
+NAME = "hidden"
+NOTES = "notes"
+
+
+class Done(NamedTuple):
+    """What a finished shard held."""
+
+    chunks: int
+    tokens: int
+
+
+def write(path: Path, hidden: Tensor, notes: dict[str, Any]) -> None:
+    """Write [n, T, d] with the hash of its bytes, whole or not at all."""
+    save_tensors(path, {NAME: hidden}, notes | {"sha256": tensor_hash(hidden)})
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+    """Any tensors as safetensors, whole or not at all; a full disk is told as such."""
+    # The library writes several metadata keys in no fixed order: one key keeps the bytes the same.
+    metadata = {NOTES: json.dumps(notes, sort_keys=True)}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with files.atomic(path) as temporary:
+        try:
+            save_file(plain, temporary, metadata=metadata)
+        except SafetensorError as error:
+            code = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(code[1]) if code else None, str(error)) from None
+
+
+def read(path: Path) -> Tensor:
+    """Read a whole shard; a damaged or half-written one is an error that names it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            written = json.loads(file.metadata()[NOTES])
+            hidden: Tensor = file.get_tensor(NAME)
+    except FileNotFoundError:
+        raise UserError(f"{path}: not found; run `dvc repro`") from None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: damaged ({error}); delete it and run `dvc repro`") from None
+    if written.get("sha256") != tensor_hash(hidden):
+        raise UserError(f"{path}: its hash does not fit; delete it and run `dvc repro`")
+    return hidden
+
+
+def notes(path: Path) -> dict[str, Any]:
+    """What was written beside the tensor."""
+    with safe_open(path, framework="pt") as file:
+        return dict(json.loads(file.metadata()[NOTES]))
+
+
+def folder_hash(folder: Path) -> str:
+    """The hash of all shards below `folder`, from the hashes they carry."""
+    return files.digest(
+        [
+            [p.relative_to(folder).as_posix(), notes(p)["sha256"]]
+            for p in sorted(folder.rglob("*.safetensors"))
+        ]
+    )
+
+
+@contextmanager
+def naming(chunk_ids: Sequence[str]) -> Iterator[None]:
+    """Whatever goes wrong inside says which chunks it was about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while working on chunks {', '.join(chunk_ids)}")
+        raise
+
+
+def ids_hash(chunk_ids: Sequence[str]) -> str:
+    """The hash of the chunks in a shard and their order."""
+    return files.digest(list(chunk_ids))
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """The hash of a tensor's bytes."""
+    view = tensor.detach().cpu().contiguous().view(torch.uint8)
+    return hashlib.sha256(view.numpy().data).hexdigest()

@@ -1,0 +1,278 @@
+"""The Stack v2: ids of files from a data set, their contents from Software Heritage."""
+
+import contextlib
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub.errors
+import pyarrow as pa
+from tqdm import tqdm
+
+from ponderttt import fetch, files, tables
+from ponderttt.blobs import Blob, Store
+from ponderttt.errors import UserError
+from ponderttt.params import Corpus
+from ponderttt.sources import Document
+
+FOLDER = fetch.DOWNLOADS / "stack"
+SHA1 = re.compile(r"[0-9a-f]{40}")
+NEEDED = ("blob_id", "path", "repo_name", "language", "license_type", "src_encoding")
+USEFUL = ("detected_licenses", "is_vendor", "is_generated", "length_bytes", "files")
+# What the hub's library lets through of the HTTP library that it is built on.
+HTTP_ERROR: type[Exception] = huggingface_hub.errors.HfHubHTTPError.__mro__[1]
+BUFFER = 10_000  # rows shuffled at a time
+SURE = 500  # blobs after which the share of failures is taken seriously
+BYTES_PER_CHAR = 4  # the most that an encoding takes
+
+NOTICE = (
+    "The Stack v2: contents come from Software Heritage, which asks for an agreement before a "
+    "bulk download; each file keeps its licence, and the data set's terms apply."
+)
+GATED = """corpus.stack.dataset: the hub does not let this machine read {dataset}:
+  1. log in to the Hugging Face hub, open the page of {dataset} and accept its terms
+  2. make an access token with read rights in your settings there
+  3. run `hf auth login`, or set HF_TOKEN, and run again
+Or name a local folder with its Parquet files."""
+UNREACHABLE = """corpus.stack.dataset: {dataset} cannot be read ({error}).
+Check the name and the network, or name a local folder with its Parquet files."""
+
+# Files of The Stack v2 as chosen; kept beside their contents, so that a fetch can go on.
+IDS = pa.schema(
+    [
+        ("blob_id", pa.string()),  # SHA-1 of the content
+        ("repo", pa.string()),
+        ("path", pa.string()),
+        ("language", pa.string()),
+        ("licence", pa.string()),
+        ("encoding", pa.string()),
+        ("problem", pa.string()),  # why it is not fetched; empty if it is
+    ]
+)
+
+
+class StackV2:
+    """Files of The Stack v2; the data set says which repository each belongs to."""
+
+    def __init__(self, params: Corpus) -> None:
+        self.params, self.settings = params, params.stack
+        self.left_out = _read_names(self.settings.opt_out)
+
+    def documents(self, languages: Sequence[str]) -> Iterator[Document]:
+        tqdm.write(NOTICE, file=sys.stderr)
+        with fetch.locked(FOLDER):
+            for entries in self._listed(languages):
+                yield from (_document(entry) for entry in entries if entry["problem"])
+                yield from self._fetched([entry for entry in entries if not entry["problem"]])
+
+    def notes(self, languages: Sequence[str]) -> dict[str, Any]:
+        wanted = {name: self.settings.names[name] for name in languages}
+        return {
+            "dataset": self.settings.dataset,
+            "revision": self.revision,
+            "names": wanted,
+            "licences": list(self.settings.licences),
+        }
+
+    @cached_property
+    def revision(self) -> str:
+        """The exact state of the data set: a commit, or the hash of a local folder."""
+        folder = Path(self.settings.dataset)
+        if folder.is_dir():
+            return files.folder_hash(folder)
+        if SHA1.fullmatch(self.settings.revision):
+            return self.settings.revision
+        with _explained(self.settings.dataset):
+            return str(
+                huggingface_hub.HfApi()
+                .dataset_info(self.settings.dataset, revision=self.settings.revision)
+                .sha
+            )
+
+    def _fetched(self, entries: Sequence[Mapping[str, str]]) -> Iterator[Document]:
+        """Documents with their contents, in order; stops when too many cannot be had."""
+        store = Store(self.settings, FOLDER / "blobs", self.params.max_chars * BYTES_PER_CHAR)
+        blobs = store.blobs([entry["blob_id"] for entry in entries])
+        failed: Counter[str] = Counter()
+        with contextlib.closing(blobs), tqdm(total=len(entries), desc="blobs") as bar:
+            for entry, blob in zip(entries, blobs, strict=True):
+                bar.update()
+                if blob.problem and blob.problem != "too long":
+                    failed[blob.problem] += 1
+                # Blobs come in a fixed order, so that this stops at the same one every time.
+                if bar.n >= min(SURE, len(entries)):
+                    self._check_share(failed, int(bar.n))
+                yield _document(entry, blob)
+
+    def _check_share(self, failed: Counter[str], count: int) -> None:
+        if failed.total() > self.params.max_missing * count:
+            reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(failed.items()))
+            raise UserError(
+                f"corpus.max_missing: {failed.total()} of {count} blobs could not be had "
+                f"({reasons}); check the network and bucket, region, endpoint and signed in "
+                "corpus.stack, or allow more. What was fetched is kept"
+            )
+
+    def _listed(self, languages: Sequence[str]) -> Iterator[list[dict[str, str]]]:
+        """The chosen files, from the disk if they were chosen before."""
+        with _explained(self.settings.dataset):
+            configs = datasets.get_dataset_config_names(self.settings.dataset, **self._at())
+        for config, group in _groups(configs, languages, self.settings.names):
+            path = FOLDER / f"ids-{self._key(group)}.parquet"
+            if not path.is_file():
+                with _explained(self.settings.dataset):
+                    entries = self._choose(self._rows(config), group)
+                table = pa.Table.from_pylist(entries, IDS)
+                tables.write(path, table, IDS)
+            yield tables.read(path, IDS).to_pylist()
+
+    def _key(self, languages: Sequence[str]) -> str:
+        """All that decides which files are chosen."""
+        parts = [self.settings.dataset, self.revision, self.params.seed, self.settings.licences]
+        parts += [[(name, self.settings.names[name], self._quota(name)) for name in languages]]
+        parts += [sorted(self.left_out), self.params.min_chars, self.params.max_chars]
+        return files.digest([*parts, files.sha256(Path(__file__))])[:16]
+
+    def _quota(self, language: str) -> int:
+        training = language == self.params.train_language
+        return self.settings.train_files if training else self.settings.test_files
+
+    def _at(self) -> dict[str, str]:
+        """The revision as an argument; a local folder has none."""
+        return {} if Path(self.settings.dataset).is_dir() else {"revision": self.revision}
+
+    def _rows(self, config: str | None) -> Iterable[Mapping[str, Any]]:
+        stream = datasets.load_dataset(
+            self.settings.dataset, config, split="train", streaming=True, **self._at()
+        )
+        if stream.column_names:
+            known = [name for name in stream.column_names if name in NEEDED + USEFUL]
+            stream = stream.select_columns(known)
+        shuffled: Iterable[Mapping[str, Any]] = stream.shuffle(
+            seed=self.params.seed, buffer_size=BUFFER
+        )
+        return shuffled
+
+    def _choose(
+        self, rows: Iterable[Mapping[str, Any]], languages: Sequence[str]
+    ) -> list[dict[str, str]]:
+        """Files of `languages` in the order of the stream until each has enough."""
+        ours = {self.settings.names[name]: name for name in languages}
+        left = {name: self._quota(name) for name in languages}
+        entries, seen = [], set()
+        with tqdm(total=sum(left.values()), desc="ids") as bar:
+            for file in (file for row in rows for file in self._files(row)):
+                language = ours.get(file["language"], "")
+                if not left.get(language):
+                    continue
+                problem = "duplicate" if file["blob_id"] in seen else self._problem(file)
+                seen.add(file["blob_id"])
+                entries.append(_entry(file, language, problem))
+                if not problem:
+                    left[language] -= 1
+                    bar.update()
+                if not any(left.values()):
+                    break
+        return entries
+
+    def _files(self, row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """A row is a file, or a repository with a list of them."""
+        found = row.get("files", [row])
+        for file in found:
+            merged = {"repo_name": row.get("repo_name"), **file}
+            missing = [name for name in NEEDED if name not in merged]
+            if missing:
+                raise UserError(
+                    f"corpus.stack.dataset: {self.settings.dataset} has no column {missing[0]}; "
+                    "use The Stack v2 or a data set with its columns"
+                )
+            yield merged
+
+    def _problem(self, file: Mapping[str, Any]) -> str:
+        """Why a file is not fetched, to tell from its metadata; empty if it is."""
+        size = file.get("length_bytes")
+        owner = str(file["repo_name"]).partition("/")[0]
+        reasons = {
+            "licence": file["license_type"] not in self.settings.licences,
+            "opted out": bool({owner, file["repo_name"]} & self.left_out),
+            "vendored": bool(file.get("is_vendor")),
+            "generated": bool(file.get("is_generated")),
+            "too short": size is not None and size < self.params.min_chars,
+            "too long": size is not None and size > self.params.max_chars * BYTES_PER_CHAR,
+            "bad id": not SHA1.fullmatch(str(file["blob_id"])),
+        }
+        return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def _groups(
+    configs: Sequence[str], languages: Sequence[str], names: Mapping[str, str]
+) -> list[tuple[str | None, list[str]]]:
+    """What to read: a part of the data set for each language, or one part for all."""
+    if all(names[language] in configs for language in languages):
+        return [(names[language], [language]) for language in languages]
+    return [(None, list(languages))]
+
+
+def _entry(file: Mapping[str, Any], language: str, problem: str) -> dict[str, str]:
+    licences = ", ".join(sorted(file.get("detected_licenses") or []))
+    return {
+        "blob_id": str(file["blob_id"]),
+        "repo": str(file["repo_name"]),
+        "path": str(file["path"]).lstrip("/"),
+        "language": language,
+        "licence": licences or str(file["license_type"]),
+        "encoding": str(file["src_encoding"] or "UTF-8"),
+        "problem": problem,
+    }
+
+
+def _document(entry: Mapping[str, str], blob: Blob | None = None) -> Document:
+    blob = blob or Blob(b"", entry["problem"])
+    # A byte order mark is no part of the text.
+    encoding = "utf-8-sig" if entry["encoding"].lower() == "utf-8" else entry["encoding"]
+    problem = blob.problem or ("" if _decodes(blob.content, encoding) else "wrong encoding")
+    return Document(
+        repo=entry["repo"],
+        path=entry["path"],
+        language=entry["language"],
+        licence=entry["licence"],
+        content=b"" if problem else blob.content,
+        encoding=encoding,
+        problem=problem,
+    )
+
+
+def _decodes(content: bytes, encoding: str) -> bool:
+    try:
+        content.decode(encoding)
+    except (UnicodeError, LookupError):
+        return False
+    return True
+
+
+def _read_names(path: str) -> set[str]:
+    """Repositories and owners to leave out; an empty path stands for none."""
+    if not path:
+        return set()
+    try:
+        return set(Path(path).read_text().split())
+    except OSError as error:
+        raise UserError(f"corpus.stack.opt_out: {path}: {error.strerror}; mend the path") from None
+
+
+@contextlib.contextmanager
+def _explained(dataset: str) -> Iterator[None]:
+    """The hub's refusals as steps to take; addresses in its messages may be signed."""
+    try:
+        yield
+    except (OSError, HTTP_ERROR, datasets.exceptions.DatasetsError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403) or "gated" in str(error).lower():
+            raise UserError(GATED.format(dataset=dataset)) from None
+        reason = fetch.without_addresses(f"{type(error).__name__}: {error}".splitlines()[0])
+        raise UserError(UNREACHABLE.format(dataset=dataset, error=reason)) from None

@@ -1,0 +1,103 @@
+"""What every stage script does around its one function."""
+
+import argparse
+import ctypes
+import dataclasses
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tqdm import tqdm
+
+from ponderttt import files, params
+from ponderttt.errors import UserError
+
+PR_SET_PDEATHSIG = 1
+
+# Modules that decide how work is done and never what comes out of it.
+PLUMBING = {
+    "ponderttt",
+    "ponderttt.cores",
+    "ponderttt.errors",
+    "ponderttt.params",
+    "ponderttt.stage",
+    "ponderttt.workers",
+}
+
+
+def run(make: Callable[..., None], reads: Sequence[str], arguments: Sequence[str] = ()) -> None:
+    """Call `make(view, **arguments)`; the view holds only the sections that dvc.yaml lists.
+
+    A section that a stage does not declare is not there, so that no result can depend on a
+    parameter that DVC does not watch. Known errors end in one message and exit code 1.
+    """
+    _die_with_parent()
+    parser = argparse.ArgumentParser(description=make.__doc__)
+    for name in arguments:
+        parser.add_argument(name)
+    given = vars(parser.parse_args())
+    try:
+        make(view(params.load(), reads), **given)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:
+        known = files.disk_error(error, Path(error.filename or "data"))
+        if known is error:
+            raise
+        sys.exit(f"error: {known}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; finished shards are kept, run `dvc repro` to go on")
+
+
+def view(everything: params.Params, reads: Sequence[str]) -> Any:
+    """Only the named sections or keys; `budget` stands for its chosen row, as `size`."""
+    found = SimpleNamespace()
+    for name in reads:
+        section, _, key = name.partition(".")
+        if name == "budget":
+            found.size = everything.size
+        elif key:
+            part = getattr(found, section, SimpleNamespace())
+            setattr(part, key, getattr(getattr(everything, section), key))
+            setattr(found, section, part)
+        else:
+            setattr(found, name, getattr(everything, name))
+    return found
+
+
+def work_folder(name: str, inputs: Any) -> Path:
+    """Where a stage keeps finished shards until all are there; keyed by all that shapes them.
+
+    The key covers `inputs` and the source of every module loaded, so that shards of other
+    parameters, data or code are never taken up.
+    """
+    sources = {
+        module: files.sha256(Path(str(loaded.__file__)))
+        for module, loaded in sorted(sys.modules.items())
+        if module.startswith("ponderttt.") and module not in PLUMBING
+    }
+    key = files.digest([inputs, sources])[:16]
+    folder = Path("data/.work") / f"{name}-{key}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def progress(name: str, total: int, left: int) -> "tqdm[Any]":
+    """One bar per stage: chunks and time left, with what an earlier run finished already in."""
+    return tqdm(desc=name, total=total, initial=total - left, unit="chunk", smoothing=0.1)
+
+
+def plain(section: Any) -> Any:
+    """A section of a view, whole or in part, as plain values for hashing and for notes."""
+    if isinstance(section, SimpleNamespace):
+        return vars(section)
+    return dataclasses.asdict(section)
+
+
+def _die_with_parent() -> None:
+    """End when dvc is killed, so that the next `dvc repro` never runs beside this one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

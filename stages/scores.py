@@ -1,0 +1,65 @@
+"""data/hidden + data/ttt -> data/scores/scale=S/seed=K and data/tokens/scale=S/seed=K"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ponderttt import files, layers, scores, shards, stage, tables, workers
+from ponderttt.backbone import CARD
+
+
+def make(view: Any, scale: str, seed: str) -> None:
+    """One row per chunk with the losses of all arms and all signals."""
+    folders = {n: Path(f"data/{n}/scale={scale}") for n in ("backbone", "chunks", "hidden")}
+    layer = Path(f"data/ttt/scale={scale}/seed={seed}")
+    card = files.read_json(folders["backbone"] / CARD)
+    key = [
+        scale,
+        seed,
+        stage.plain(view.scores),
+        view.run.languages,
+        view.chunks.shuffled,
+        view.ttt.state,
+    ]
+    key += [view.hidden.max_logits_mb, files.folder_hash(folders["chunks"]), card["weights"]]
+    key += [files.sha256(layer / layers.WEIGHTS), shards.folder_hash(folders["hidden"])]
+    work = stage.work_folder("scores", key)
+    everything = scores.list_shards(
+        folders["chunks"],
+        folders["hidden"],
+        work,
+        view.run.languages,
+        view.chunks.shuffled,
+        view.scores,
+    )
+    todo = [shard for shard in everything if not shard.done]
+    counts = {shard: tables.count(shard.chunks) for shard in everything}
+    begin = partial(
+        scores.start,
+        folders["backbone"],
+        layer,
+        view.scores,
+        view.ttt.state,
+        view.hidden.max_logits_mb,
+    )
+    with stage.progress("scores", sum(counts.values()), sum(counts[s] for s in todo)) as bar:
+        workers.run(begin, todo, view.ray, bar)
+    for name in ("tokens", "scores"):
+        (work / name).mkdir(exist_ok=True)
+        files.publish(work / name, Path(f"data/{name}/scale={scale}/seed={seed}"))
+    work.rmdir()
+
+
+if __name__ == "__main__":
+    stage.run(
+        make,
+        reads=[
+            "run.languages",
+            "chunks.shuffled",
+            "hidden.max_logits_mb",
+            "ttt.state",
+            "scores",
+            "ray",
+        ],
+        arguments=["scale", "seed"],
+    )

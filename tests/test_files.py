@@ -1,0 +1,90 @@
+import json
+
+import pyarrow as pa
+import pytest
+import torch
+
+from ponderttt import files, result_tables, shards, tables
+from ponderttt.errors import UserError
+
+
+def write_half(path):
+    with files.atomic(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    path = tmp_path / "value.json"
+    files.write_json(path, {"a": 1})
+    with pytest.raises(RuntimeError):
+        write_half(path)
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_no_space_is_told_with_a_remedy(tmp_path):
+    with (
+        pytest.raises(UserError, match="no space left on the disk; free some"),
+        files.atomic(tmp_path / "value"),
+    ):
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nan_is_no_json(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        files.write_json(tmp_path / "value.json", float("nan"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_json_is_named(tmp_path):
+    (tmp_path / "value.json").write_text('{"a":')
+    with pytest.raises(UserError, match=r"value\.json: damaged"):
+        files.read_json(tmp_path / "value.json")
+
+
+def table(path, rows=50):
+    columns = {name: list(range(rows)) for name in tables.HISTORY.names}
+    tables.write(path, pa.table(columns), tables.HISTORY, {"why": ["test", 1]})
+
+
+def test_a_table_comes_back_with_its_notes(tmp_path):
+    table(tmp_path / "t.parquet")
+    assert tables.read(tmp_path / "t.parquet", tables.HISTORY)["step"].to_pylist()[-1] == 49
+    assert tables.notes(tmp_path / "t.parquet") == {"why": ["test", 1]}
+    assert tables.count(tmp_path / "t.parquet") == 50
+
+
+@pytest.mark.parametrize("spoil", ["flip", "cut", "foreign"])
+def test_a_spoiled_table_is_named(tmp_path, spoil):
+    path = tmp_path / "t.parquet"
+    table(path)
+    content = bytearray(path.read_bytes())
+    if spoil == "flip":
+        content[60] ^= 0xFF
+    elif spoil == "cut":
+        content = content[: len(content) // 2]
+    path.write_bytes(content)
+    schema = result_tables.GATE if spoil == "foreign" else tables.HISTORY
+    with pytest.raises(UserError, match=r"t\.parquet: (damaged|its columns)"):
+        tables.read(path, schema)
+
+
+@pytest.mark.parametrize("spoil", ["flip", "cut"])
+def test_a_spoiled_shard_is_named(tmp_path, spoil):
+    path = tmp_path / "part-00000.safetensors"
+    hidden = torch.randn(2, 8, 4)
+    shards.write(path, hidden, {"backbone": "abc"})
+    assert torch.equal(shards.read(path), hidden)
+    content = bytearray(path.read_bytes())
+    if spoil == "flip":
+        content[-3] ^= 1
+    path.write_bytes(content if spoil == "flip" else content[:-5])
+    with pytest.raises(UserError, match=r"part-00000\.safetensors: (damaged|its hash)"):
+        shards.read(path)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    with pytest.raises(UserError, match="not found; run `dvc repro`"):
+        shards.read(tmp_path / "part-00000.safetensors")

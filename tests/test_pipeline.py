@@ -1,0 +1,107 @@
+"""dvc.yaml, params.yaml, the dataclasses and the imports must tell the same story."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ponderttt import params
+from ponderttt.stage import PLUMBING
+
+ROOT = Path(__file__).parent.parent
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+HOW = {"ray"}  # how the work is done, never what it computes
+
+
+def module_file(name: str) -> Path | None:
+    path = ROOT / (name.replace(".", "/") + ".py")
+    return path if path.exists() else None
+
+
+def imported(path: Path) -> set[str]:
+    """Package modules that a file imports, wherever in the file it does."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in found if name.startswith("ponderttt.") and module_file(name)}
+
+
+def closure(path: Path) -> set[str]:
+    seen: set[str] = set()
+    waiting = imported(path)
+    while waiting:
+        name = waiting.pop()
+        if name in PLUMBING or name in seen:
+            continue
+        seen.add(name)
+        waiting |= imported(module_file(name))
+    return seen
+
+
+def source_deps(stage: dict) -> set[str]:
+    return {dep for dep in stage["deps"] if dep.endswith(".py")}
+
+
+def reads(name: str) -> set[str]:
+    """The sections and keys that a stage script asks for."""
+    tree = ast.parse((ROOT / f"stages/{name}.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "reads":
+            return set(ast.literal_eval(node.value))
+    raise AssertionError(f"stages/{name}.py names no sections")
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_deps_are_the_files_a_stage_imports(name):
+    wanted = {f"stages/{name}.py"}
+    wanted |= {module.replace(".", "/") + ".py" for module in closure(ROOT / f"stages/{name}.py")}
+    assert source_deps(STAGES[name]) == wanted
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_params_are_what_a_stage_reads(name):
+    wanted = reads(name) - HOW
+    if "budget" in wanted:
+        wanted.add("budgets.${budget}")
+    if "scales" in wanted and "matrix" in STAGES[name]:
+        wanted = wanted - {"scales"} | {"scales.${item.scale}"}
+    assert set(STAGES[name].get("params", [])) == wanted
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_is_its_script_and_its_folder(name):
+    assert f"python -m stages.{name}" in STAGES[name]["cmd"]
+    assert (ROOT / f"stages/{name}.py").exists()
+
+
+def test_every_script_is_a_stage():
+    assert {path.stem for path in (ROOT / "stages").glob("*.py")} == set(STAGES)
+
+
+def test_every_section_is_read_by_some_stage():
+    sections = {f.name for f in dataclasses.fields(params.Params)} - HOW - {"budgets"}
+    read = {key.split(".")[0] for name in STAGES for key in reads(name) - HOW}
+    assert sections == read
+
+
+def test_every_data_file_of_the_package_is_a_dependency():
+    listed = {dep for stage in STAGES.values() for dep in stage["deps"]}
+    listed.add("ponderttt/shapes.json")  # serves `ponderttt plan` only
+    kinds = (".json", ".html", ".css", ".js")
+    files = [p for p in (ROOT / "ponderttt").rglob("*") if p.suffix in kinds]
+    assert {p.relative_to(ROOT).as_posix() for p in files} <= listed
+
+
+def test_every_package_file_is_used_by_some_stage():
+    used = {dep for stage in STAGES.values() for dep in source_deps(stage)}
+    used |= {name.replace(".", "/") + ".py" for name in PLUMBING}
+    known = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ponderttt").rglob("*.py")}
+    unused = {name for name in known - used if not name.endswith("__init__.py")}
+    # The slow twin of the layer serves the tests only; the others are the command line.
+    alone = ("reference", "cli", "plan", "plan_text", "shapes", "speed", "doctor", "__main__")
+    assert unused <= {f"ponderttt/{name}.py" for name in alone}
