@@ -40,16 +40,26 @@ def save(folder: Path, progress: Progress) -> None:
 
 def resume(folder: Path, progress: Progress) -> None:
     """Bring `progress` to where the checkpoint in `folder` was, if there is one."""
-    path = folder / NAME
+    tensors, history = _read(folder / NAME)
+    if history:
+        progress.history.extend(history)
+        _fill(progress, tensors)
+
+
+def steps_done(folder: Path) -> int:
+    """How far the checkpoint in `folder` is; 0 without one."""
+    return len(_read(folder / NAME)[1])
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     if not path.exists():
-        return
+        return {}, []
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            progress.history.extend(json.loads(file.metadata()[NOTES])["history"])
+            return tensors, json.loads(file.metadata()[NOTES])["history"]
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: damaged ({error}); delete it and run `dvc repro`") from None
-    _fill(progress, tensors)
 
 
 def _fill(progress: Progress, tensors: dict[str, Tensor]) -> None:

@@ -1,15 +1,27 @@
-"""How this machine's cores and GPUs are split into workers and their threads."""
+"""How the cores and GPUs of some nodes are split into workers and their threads."""
 
+import functools
+import math
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
+from ponderttt.errors import UserError
 from ponderttt.params import Ray
 
 TRIAL_SECONDS = 0.5
 GAIN = 1.1  # Ray must promise this much more than one process before it is started
+
+
+class Node(NamedTuple):
+    """What one machine offers."""
+
+    cpus: float
+    gpus: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,32 +30,79 @@ class Split:
 
     workers: int
     threads: int
-    gpus: float
+    gpus: float  # of each worker
 
 
-def split_cores(params: Ray) -> Split:
-    """The numbers in `params`, with `auto` filled in."""
-    cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
-    if params.workers == "auto" and gpus:
-        share = params.gpus_per_worker or 1.0
-        threads = 1 if params.threads == "auto" else params.threads
-        return Split(workers=max(1, int(gpus / share)), threads=threads, gpus=share)
-    threads = _threads(params, cores)
-    workers = params.workers
-    if workers == "auto":
-        # One worker alone would only add the cost of Ray.
-        workers = cores // threads if cores // threads > 1 else 0
-    return Split(workers=workers, threads=threads, gpus=params.gpus_per_worker)
+def here() -> Node:
+    """This machine."""
+    return Node(len(os.sched_getaffinity(0)), torch.cuda.device_count())
 
 
-def _threads(params: Ray, cores: int) -> int:
+def split_cores(params: Ray, cluster: Sequence[Node] = ()) -> Split:
+    """The numbers in `params`, with `auto` filled in for a cluster, or else for this machine."""
+    nodes = cluster or [here()]
+    gpus = params.gpus_per_worker
+    if params.workers == "auto" and any(node.gpus for node in nodes):
+        gpus = gpus or 1.0
+    threads = _threads(params, gpus, alone=not cluster)
+    if params.workers != "auto":
+        return Split(workers=params.workers, threads=threads, gpus=gpus)
+    workers = room(nodes, threads, gpus)
+    if not cluster and workers <= 1:
+        workers = 0  # one worker alone would only add the cost of Ray
+    return Split(workers=max(workers, 1) if cluster else workers, threads=threads, gpus=gpus)
+
+
+def _threads(params: Ray, gpus: float, *, alone: bool) -> int:
     if params.threads != "auto":
         return params.threads
+    if gpus or not alone:
+        return 1  # a trial on this machine says nothing about others
+    cores = int(here().cpus)
     if params.workers == "auto":
         return fastest_threads(cores)
     return max(1, cores // max(1, params.workers))
 
 
+def room(nodes: Sequence[Node], threads: int, gpus: float) -> int:
+    """How many workers fit; none is spread over two nodes, nor a share of a GPU over two GPUs.
+
+    >>> room([Node(4, 0), Node(4, 0)], threads=3, gpus=0)
+    2
+    >>> room([Node(16, 2)], threads=1, gpus=0.6)
+    2
+    """
+    return sum(int(min(node.cpus // threads, _cards(node.gpus, gpus))) for node in nodes)
+
+
+def _cards(there: float, each: float) -> float:
+    if each == 0:
+        return math.inf
+    return there // each if each >= 1 else int(there) * int(1 / each + 1e-9)
+
+
+def check_room(nodes: Sequence[Node], split: Split) -> None:
+    """Compare what will be asked for with what there is; nothing waits in silence."""
+    fit = room(nodes, split.threads, split.gpus)
+    if fit < split.workers:
+        asked = f"{split.workers * split.threads} CPU, {split.workers * split.gpus:g} GPU"
+        there = f"{sum(n.cpus for n in nodes):g} CPU, {sum(n.gpus for n in nodes):g} GPU"
+        raise UserError(
+            f"ray: {split.workers} workers ask for {asked}; the cluster has {there} on "
+            f"{len(nodes)} nodes, room for {fit}; lower ray.workers, ray.threads or "
+            "ray.gpus_per_worker"
+        )
+
+
+def for_training(split: Split, batch: int) -> Split:
+    """Ranks of one training run: each needs a GPU of its own, and a part of every batch."""
+    if 0 < split.gpus < 1:
+        whole = max(1, int(split.workers * split.gpus))
+        split = replace(split, workers=whole, gpus=1.0)
+    return replace(split, workers=min(split.workers, batch))
+
+
+@functools.cache
 def fastest_threads(cores: int) -> int:
     """Threads per worker at which all cores together are fastest, by a short trial of each.
 

@@ -22,7 +22,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from packaging.requirements import Requirement
 
 from ponderttt import params, plan, shapes, workers
-from ponderttt.cores import split_cores
+from ponderttt.cores import here, room, split_cores
 from ponderttt.errors import UserError
 from ponderttt.params import Params
 
@@ -193,12 +193,13 @@ def resources(settings: Params) -> Iterator[Check]:
     """Disk and memory against what the run will take."""
     found = {name: shapes.find(name, settings.scales[name]) for name in settings.run.scales}
     planned = plan.make(settings, found, split_cores(settings.ray))
-    free = shutil.disk_usage(".").free
-    short = planned.disk > free
+    free, there = shutil.disk_usage(".").free, artifacts()
+    short = planned.disk - there > free
     yield Check(
         name="disk",
         state="fail" if short else "ok",
-        found=f"{free / plan.GB:.1f} GB free, the run takes {planned.disk / plan.GB:.1f} GB",
+        found=f"{free / plan.GB:.1f} GB free, the run takes {planned.disk / plan.GB:.1f} GB, of "
+        f"which {there / plan.GB:.1f} are there",
         remedy="free space, lower the budget, or set hidden.dtype to bfloat16" if short else "",
     )
     if planned.unknown:
@@ -209,6 +210,12 @@ def resources(settings: Params) -> Iterator[Check]:
             remedy="the needs above leave them out; run `dvc repro backbone` first",
         )
     yield memory(planned)
+
+
+def artifacts() -> int:
+    """Bytes of what earlier runs left in data/; a new run takes their place."""
+    names = (p for p in Path("data").glob("[!.]*/**/*") if p.is_file())
+    return sum(path.stat().st_size for path in names)
 
 
 def memory(planned: plan.Plan) -> Check:
@@ -227,8 +234,8 @@ def memory(planned: plan.Plan) -> Check:
 
 def ray(settings: Params) -> Iterator[Check]:
     """Ray, if the run uses it."""
-    split, address = split_cores(settings.ray), settings.ray.address
-    if split.workers == 0:
+    address = settings.ray.address
+    if workers.without_ray(settings.ray):
         yield Check(name="ray", state="ok", found="not used: one process does all the work")
         return
     if address:
@@ -240,12 +247,12 @@ def ray(settings: Params) -> Iterator[Check]:
         else:
             yield Check(name="ray", state="ok", found="a cluster answers at ray.address")
         return
-    cores, wanted = len(os.sched_getaffinity(0)), split.workers * split.threads
-    short = wanted > cores
+    split, node = split_cores(settings.ray), here()
+    short = room([node], split.threads, split.gpus) < split.workers
     yield Check(
         name="ray",
         state="fail" if short else "ok",
-        found=f"{split.workers} workers of {split.threads} threads on {cores} cores",
+        found=f"{split.workers} workers of {split.threads} threads on {node.cpus:g} cores",
         remedy="lower ray.workers or ray.threads" if short else "",
     )
 

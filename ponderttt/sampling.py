@@ -30,9 +30,12 @@ class Batch:
 
 
 class TrainSet:
-    """Cached hidden states of the training chunks, read row by row through memory maps."""
+    """Cached hidden states of the training chunks, read row by row through memory maps.
 
-    def __init__(self, hidden: Path, chunks: Path, backbone: str) -> None:
+    `verify` reads every byte once to check its hash: one process does so for all ranks.
+    """
+
+    def __init__(self, hidden: Path, chunks: Path, backbone: str, *, verify: bool = True) -> None:
         paths = sorted(chunks.glob("part-*.parquet"))
         if not paths:
             raise UserError(f"{chunks}: holds no chunks; run `dvc repro chunks`")
@@ -43,6 +46,8 @@ class TrainSet:
         self._slices = []
         for path, part in zip(paths, parts, strict=True):
             shard = hidden / f"{path.stem}.safetensors"
+            if verify:
+                shards.read(shard)
             check_shard(shard, part, backbone)
             file = safe_open(shard, framework="pt").__enter__()
             self._slices += [(file, i) for i in range(len(part))]
@@ -73,8 +78,7 @@ class TrainSet:
 
 
 def check_shard(path: Path, chunks: pa.Table, backbone: str) -> None:
-    """A shard must be whole, of these chunks, and of this backbone."""
-    shards.read(path)
+    """A shard must be of these chunks and of this backbone."""
     notes = shards.notes(path)
     if notes.get("backbone") != backbone:
         raise UserError(f"{path}: made by another backbone; run `dvc repro hidden`")

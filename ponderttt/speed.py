@@ -50,17 +50,22 @@ def measure(trial: Trial, split: Split, seconds: float) -> Speeds:
     # Children made by copying a process that uses threads may hang.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(split.workers, mp_context=context) as pool:
-        tasks = [pool.submit(run, trial, split.threads, seconds) for _ in range(split.workers)]
+        tasks = [
+            pool.submit(run, trial, split.threads, seconds, number)
+            for number in range(split.workers)
+        ]
         found = [task.result() for task in tasks]
     return {kind: sum(speeds[kind] for speeds in found) for kind in KINDS}
 
 
-def run(trial: Trial, threads: int, seconds: float) -> Speeds:
-    """The speeds of this process alone."""
+def run(trial: Trial, threads: int, seconds: float, number: int = 0) -> Speeds:
+    """The speeds of this process alone, on the GPU that a worker of this number would have."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return _speeds(make_calls(trial, backbones.best_device()), seconds)
+        cards = torch.cuda.device_count()
+        device = f"cuda:{number % cards}" if cards else "cpu"
+        return _speeds(make_calls(trial, device), seconds)
     finally:
         torch.set_num_threads(before)
 
@@ -105,7 +110,8 @@ def make_calls(trial: Trial, device: str) -> Calls:
     counts = torch.full((1,), length, device=device)
 
     def train() -> None:
-        out, _, inner = layer(rows[: trial.train_rows])
+        with torch.autocast(rows.device.type, torch.bfloat16, enabled=rows.is_cuda):
+            out, _, inner = layer(rows[: trial.train_rows])
         (out.sum() + inner.before.sum()).backward()
 
     def head() -> None:

@@ -3,6 +3,7 @@
 import argparse
 import ctypes
 import dataclasses
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from ponderttt import files, params
 from ponderttt.errors import UserError
 
 PR_SET_PDEATHSIG = 1
+KEY_LENGTH = 16  # of a work folder's hash
 
 # Modules that decide how work is done and never what comes out of it.
 PLUMBING = {
@@ -79,10 +81,23 @@ def work_folder(name: str, inputs: Any) -> Path:
         for module, loaded in sorted(sys.modules.items())
         if module.startswith("ponderttt.") and module not in PLUMBING
     }
-    key = files.digest([inputs, sources])[:16]
+    key = files.digest([inputs, sources])[:KEY_LENGTH]
     folder = Path("data/.work") / f"{name}-{key}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def publish(work: Path, out: Path) -> None:
+    """Move a finished work folder to its place."""
+    files.publish(work, out)
+    forget(work)
+
+
+def forget(work: Path) -> None:
+    """Drop what is left of a stage's work folders, those of other params too."""
+    stem = work.name[:-KEY_LENGTH]
+    for left in work.parent.glob(stem + "?" * KEY_LENGTH):
+        shutil.rmtree(left)
 
 
 def progress(name: str, total: int, left: int) -> "tqdm[Any]":

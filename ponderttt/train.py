@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ponderttt import backbone as backbones
-from ponderttt import checkpoints, files, layers, losses, tables
+from ponderttt import checkpoints, files, layers, losses, shards, tables
 from ponderttt.backbone import Backbone
 from ponderttt.checkpoints import Progress
 from ponderttt.errors import UserError
@@ -51,7 +51,9 @@ class Trainer:
         count = max(1, self.size.batch // run_length)
         while progress.step < self.size.steps:
             items = step_items(len(sequences), count, progress.step, self.seed)
-            row = self.step(progress, [sequences[i] for i in items])
+            chosen = [sequences[i] for i in items]
+            with shards.naming([self.data.ids[r] for sequence in chosen for r in sequence]):
+                row = self.step(progress, chosen)
             progress.history.append(row)
             tell(progress.step, row)
             due = progress.step % self.params.checkpoint_steps == 0
@@ -74,7 +76,7 @@ class Trainer:
             layer, chosen[self.rank.index :: self.rank.world], progress.step
         )
         (ce / predicted + self.params.beta * recon / inner).backward()
-        ce_sum, recon_sum = self._sum_over_ranks(layer, ce, recon)
+        ce_sum, recon_sum = self._sum_over_ranks(progress, ce, recon)
         norm = torch.nn.utils.clip_grad_norm_(layer.parameters(), self.params.clip or math.inf)
         row = {"ce": ce_sum / predicted, "recon": recon_sum / inner, "grad_norm": float(norm)}
         row["lr"] = learning_rate(progress.step, self.size.steps, self.params)
@@ -123,14 +125,22 @@ class Trainer:
             max_logits_mb=self.max_logits_mb,
         )
 
-    def _sum_over_ranks(self, layer: TTTLayer, ce: Tensor, recon: Tensor) -> tuple[float, float]:
-        """Gradients and loss sums of all ranks, in one message."""
-        grads = [p.grad for p in layer.parameters() if p.grad is not None]
-        flat = torch.cat([g.flatten() for g in grads] + [ce.detach()[None], recon.detach()[None]])
+    def _sum_over_ranks(self, progress: Progress, ce: Tensor, recon: Tensor) -> tuple[float, float]:
+        """Gradients and loss sums of all ranks, in one message; all must be at the same step."""
+        grads = [p.grad for p in progress.layer.parameters() if p.grad is not None]
+        step = ce.new_tensor(float(progress.step))
+        sums = torch.stack([ce.detach(), recon.detach(), step])
+        flat = torch.cat([*(g.flatten() for g in grads), sums])
         self.rank.reduce(flat)
-        for grad, part in zip(grads, flat[:-2].split([g.numel() for g in grads]), strict=True):
+        *parts, sums = flat.split([*(g.numel() for g in grads), len(sums)])
+        if float(sums[2]) != progress.step * self.rank.world:
+            raise UserError(
+                f"ttt: not all ranks are at step {progress.step}, as they read different "
+                "checkpoints; put the project folder on storage that all nodes see alike"
+            )
+        for grad, part in zip(grads, parts, strict=True):
             grad.copy_(part.view_as(grad))
-        return float(flat[-2]), float(flat[-1])
+        return float(sums[0]), float(sums[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +165,7 @@ class Job:
         Trainer(
             config=layers.config_for(self.params, backbone.card),
             backbone=backbone,
-            data=self.data(backbone.card["weights"]),
+            data=self.data(backbone.card["weights"], verify=False),  # the driver did
             params=self.params,
             size=self.size,
             seed=self.seed,
@@ -167,21 +177,24 @@ class Job:
                 f"ttt: training moved the weights of {self.scale}: a fault of the program"
             )
 
-    def data(self, backbone: str) -> TrainSet:
+    def data(self, backbone: str, *, verify: bool = True) -> TrainSet:
         """The training chunks, checked."""
-        return TrainSet(self.folder("hidden") / SET, self.folder("chunks") / SET, backbone)
+        hidden, chunks = self.folder("hidden") / SET, self.folder("chunks") / SET
+        return TrainSet(hidden, chunks, backbone, verify=verify)
 
     def finish(self, out: Path, card: dict[str, Any]) -> None:
-        """Turn the last checkpoint into the artifact."""
+        """Turn the last checkpoint into the artifact; it stays until the artifact is there."""
         layer = build_layer(layers.config_for(self.params, card), self.seed)
         progress = Progress(layer=layer, optimizer=make_optimizer(layer, self.params), history=[])
         checkpoints.resume(self.work, progress)
+        chunks = len(tables.read_folder(self.folder("chunks") / SET, tables.CHUNKS))
         facts = {"backbone": card["weights"], "seed": self.seed, "steps": progress.step}
-        layers.save(self.work, layer, facts)
+        facts["chunks"] = chunks  # what there was, which may be less than was asked for
+        made = self.work / "made"
+        layers.save(made, layer, facts)
         rows = history_table(progress.history)
-        tables.write(self.work / "history.parquet", rows, tables.HISTORY)
-        (self.work / checkpoints.NAME).unlink()
-        files.publish(self.work, out)
+        tables.write(made / "history.parquet", rows, tables.HISTORY)
+        files.publish(made, out)
 
 
 def make_optimizer(layer: TTTLayer, params: Ttt) -> torch.optim.AdamW:

@@ -7,29 +7,33 @@ A dead worker or node is the machine's fault and is retried; an exception of our
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from ponderttt.cores import Split, split_cores
+from ponderttt.cores import Node, Split, check_room, for_training, here, split_cores
 from ponderttt.errors import UserError
 from ponderttt.params import Ray
 from ponderttt.ranks import Rank, Tell
 from ponderttt.shards import Done
 
 Shard = TypeVar("Shard")
+Work = Callable[[Shard], Done]
+
 PROBE_SECONDS = 5.0
 POLL_SECONDS = 0.5
-
-
-Work = Callable[[Shard], Done]
+PATIENCE = 10.0  # with nobody at work, how often to ask whether anybody still can be
 
 
 def run(
@@ -38,14 +42,20 @@ def run(
     """Do every shard. `start` runs once per worker and loads what its shards share."""
     if not shards:
         return
-    split = split_cores(params)
-    if split.workers == 0:
-        torch.set_num_threads(split.threads)
-        work = start()
-        _follow(bar, map(work, shards))
+    if alone := without_ray(params):
+        torch.set_num_threads(alone.threads)
+        _follow(bar, map(start(), shards))
         return
-    with cluster(params, split):
+    with cluster(params) as split:
         _follow(bar, _Pool(start, shards, params, split).results())
+
+
+def without_ray(params: Ray) -> Split | None:
+    """The split, if this process is to do all the work itself."""
+    if params.address and params.workers != 0:
+        return None
+    split = split_cores(params)
+    return split if split.workers == 0 else None
 
 
 def _follow(bar: "tqdm[Any]", results: Iterator[Done]) -> None:
@@ -57,24 +67,32 @@ def _follow(bar: "tqdm[Any]", results: Iterator[Done]) -> None:
 
 
 @contextmanager
-def cluster(params: Ray, split: Split) -> Iterator[None]:
+def cluster(params: Ray) -> Iterator[Split]:
     """Ray, started here or joined; fails at once if it cannot give what will be asked for."""
     import ray
 
     if params.address:
         probe(params.address)
+        place: dict[str, Any] = {"address": params.address}
+    else:
+        check_room([here()], split_cores(params))
+        cpus, gpus = here()
+        place = {"address": "local", "num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False}
     context = ray.init(
-        address=params.address or "local",
+        **place,
         logging_level=logging.INFO if params.verbose else logging.ERROR,
         log_to_driver=params.verbose,
-        include_dashboard=None if params.address else False,
         runtime_env={"env_vars": {"PYTHONPATH": str(Path.cwd()), "POLARS_MAX_THREADS": "1"}},
     )
     try:
         if context.dashboard_url:
             print(f"Ray dashboard: {context.dashboard_url}", file=sys.stderr)
-        check_resources(ray.cluster_resources(), split)
-        yield
+        split = split_cores(params, nodes() if params.address else ())
+        check_room(nodes(), split)
+        if params.address:
+            check_folder(str(Path.cwd()))
+            _tell_of_idle_gpus(split)
+        yield split
     finally:
         ray.shutdown()
 
@@ -93,36 +111,64 @@ def probe(address: str) -> None:
         ) from None
 
 
-def check_resources(available: dict[str, float], split: Split) -> None:
-    """Compare what will be asked for with what there is; nothing waits in silence."""
-    asked = {"CPU": split.workers * split.threads, "GPU": split.workers * split.gpus}
-    if any(count > available.get(name, 0) for name, count in asked.items()):
-        wanted = ", ".join(f"{count:g} {name}" for name, count in asked.items())
-        there = ", ".join(f"{available.get(name, 0):g} {name}" for name in asked)
+def nodes() -> list[Node]:
+    """What each living node of the cluster offers."""
+    import ray
+
+    offers = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [Node(offer.get("CPU", 0), offer.get("GPU", 0)) for offer in offers]
+
+
+def check_folder(root: str) -> None:
+    """Ask every node whether it sees the project; without it, it cannot even import our code."""
+    import ray
+
+    def look() -> str:  # travels by value, as it is no name of a module
+        import socket
+        from pathlib import Path
+
+        return "" if Path(root, "params.yaml").exists() else socket.gethostname()
+
+    ask: Any = ray.remote(num_cpus=0)(look)
+    places = [_only_on(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+    answers = ray.get([ask.options(scheduling_strategy=place).remote() for place in places])
+    if blind := [name for name in answers if name]:
         raise UserError(
-            f"ray: {split.workers} workers ask for {wanted}; the cluster has {there}; "
-            "lower ray.workers, ray.threads or ray.gpus_per_worker"
+            f"ray: node {', '.join(blind)} does not see the project folder {root}; "
+            "put it on storage that every node mounts at the same path"
+        )
+
+
+def _only_on(node: str) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def _tell_of_idle_gpus(split: Split) -> None:
+    count = sum(node.gpus for node in nodes())
+    if count and not split.gpus:
+        print(
+            f"the cluster's {count:g} GPUs stay unused: ray.gpus_per_worker is 0", file=sys.stderr
         )
 
 
 def enter(root: str, threads: int) -> None:
     """Make a worker's process like the driver's."""
-    if not Path(root, "params.yaml").exists():
-        raise UserError(
-            f"ray: node {socket.gethostname()} does not see the project folder {root}; "
-            "put it on storage that every node mounts at the same path"
-        )
     os.chdir(root)
     torch.set_num_threads(threads)
 
 
 class _Worker:
-    """What lives in an actor. It starts with its first shard, so that an exception of our own
+    """What lives in an actor. It loads with its first shard, so that an exception of our own
     comes back as one, and a dead actor always means a dead machine."""
 
     def __init__(self, start: Callable[[], Work[Any]], root: str, threads: int) -> None:
         self._begin = (start, root, threads)
         self._work: Work[Any] | None = None
+
+    def here(self) -> None:
+        """Answers as soon as the actor has a place to run."""
 
     def run(self, shard: Any) -> Done:
         if self._work is None:
@@ -133,53 +179,93 @@ class _Worker:
 
 
 class _Pool:
-    """Actors that take the next shard as they get free."""
+    """Actors that take the next shard as they get free.
+
+    Only an actor that has answered is given a shard: one that waits for a place after a node was
+    lost holds up nobody, and the work ends when the shards are done, not the actors.
+    """
 
     def __init__(
         self, start: Callable[[], Work[Shard]], shards: Sequence[Shard], params: Ray, split: Split
     ) -> None:
         self._start, self._params, self._split = start, params, split
-        self._waiting = [(shard, 0) for shard in reversed(shards)]  # with the tries so far
-        self._busy: dict[Any, tuple[Any, Any, int]] = {}
+        self._waiting = [(shard, 0) for shard in reversed(shards)]  # with the deaths so far
+        self._idle: list[Any] = []
+        self._coming: dict[Any, Any] = {}  # answer -> actor
+        self._jobs: dict[Any, tuple[Any, Any, int]] = {}  # result -> actor, shard, deaths
+        self._stillborn = 0
 
     def results(self) -> Iterator[Done]:
         """What each shard held, as it is finished."""
-        import ray
-
         for _ in range(min(self._split.workers, len(self._waiting))):
-            self._give(self._new())
-        while self._busy:
-            (ready,), _ = ray.wait(list(self._busy), num_returns=1)
-            actor, shard, tries = self._busy.pop(ready)
-            try:
-                done = ray.get(ready)
-            except ray.exceptions.RayTaskError as error:
-                raise explained(error, shard) from None
-            except ray.exceptions.RayActorError as error:
-                if tries == self._params.max_retries:
-                    raise UserError(_gave_up(shard, tries + 1, error)) from None
-                self._waiting.append((shard, tries + 1))
-                actor = self._new()
-            else:
-                yield done
-            self._give(actor)
+            self._hire()
+        while self._waiting or self._jobs:
+            ready = self._next()
+            if ready in self._coming:
+                self._meet(ready)
+            elif ready is not None:
+                done = self._collect(ready)
+                if done is not None:
+                    yield done
+            while self._waiting and self._idle:
+                self._give(self._idle.pop())
 
-    def _new(self) -> Any:
+    def _next(self) -> Any:
+        """The next answer or result; None if there is none yet."""
         import ray
 
-        remote = ray.remote(num_cpus=self._split.threads, num_gpus=self._split.gpus)(_Worker)
-        return remote.remote(self._start, str(Path.cwd()), self._split.threads)
+        found, _ = ray.wait([*self._jobs, *self._coming], num_returns=1, timeout=PATIENCE)
+        if not found and not self._jobs:
+            check_room(nodes(), replace(self._split, workers=1))
+        return found[0] if found else None
+
+    def _meet(self, answer: Any) -> None:
+        import ray
+
+        actor = self._coming.pop(answer)
+        try:
+            ray.get(answer)
+        except ray.exceptions.RayError as error:
+            self._stillborn += 1
+            if self._stillborn > self._params.max_retries:
+                raise UserError(_gave_up("new workers", self._stillborn, error)) from None
+            self._hire()
+        else:
+            self._idle.append(actor)
+
+    def _collect(self, result: Any) -> Done | None:
+        import ray
+
+        actor, shard, deaths = self._jobs.pop(result)
+        try:
+            done: Done = ray.get(result)
+        except ray.exceptions.RayTaskError as error:
+            raise explained(error, shard) from None
+        except ray.exceptions.RayError as error:  # dead, lost with its node, or out of memory
+            if deaths == self._params.max_retries:
+                raise UserError(_gave_up(shard, deaths + 1, error)) from None
+            self._waiting.append((shard, deaths + 1))
+            self._hire()
+            return None
+        self._idle.append(actor)
+        return done
+
+    def _hire(self) -> None:
+        import ray
+
+        make: Any = ray.remote(num_cpus=self._split.threads, num_gpus=self._split.gpus)(_Worker)
+        actor = make.remote(self._start, str(Path.cwd()), self._split.threads)
+        self._coming[actor.here.remote()] = actor
 
     def _give(self, actor: Any) -> None:
-        if self._waiting:
-            shard, tries = self._waiting.pop()
-            self._busy[actor.run.remote(shard)] = (actor, shard, tries)
+        shard, deaths = self._waiting.pop()
+        self._jobs[actor.run.remote(shard)] = (actor, shard, deaths)
 
 
-def _gave_up(shard: Any, tries: int, error: Exception) -> str:
+def _gave_up(what: Any, deaths: int, error: Exception) -> str:
     return (
-        f"ray: the worker of {shard} died {tries} times ({type(error).__name__}); "
-        "look for lack of memory, or raise ray.max_retries; finished shards are kept"
+        f"ray: the worker of {what} died {deaths} times; look for lack of memory, or raise "
+        f"ray.max_retries; finished shards are kept\n{error}"
     )
 
 
@@ -191,17 +277,20 @@ def explained(error: Any, what: Any) -> Exception:
     return UserError(f"a worker failed on {what}:\n{error}")
 
 
-def train(fit: Callable[[Rank, Tell], None], name: str, params: Ray, tell: Tell) -> None:
+def train(
+    fit: Callable[[Rank, Tell], None], name: str, params: Ray, tell: Tell, *, batch: int
+) -> None:
     """Run a training function on every rank; it resumes from its own checkpoint when repeated."""
-    split = split_cores(params)
-    if split.workers == 0:
-        torch.set_num_threads(split.threads)
+    if alone := without_ray(params):
+        torch.set_num_threads(alone.threads)
         fit(Rank(), tell)
         return
     # Else every report of a rank waits for a slow clock.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
-    with cluster(params, split), _heard(tell) as mailbox:
+    with cluster(params) as whole, _heard(tell) as mailbox:
+        split = for_training(whole, batch)
         for tries in range(params.max_retries + 1):
+            check_room(nodes(), split)  # a node may have gone with the last attempt
             error = _fit(fit, name, split, mailbox)
             if error is None:
                 return
@@ -213,54 +302,61 @@ def _fit(
     fit: Callable[[Rank, Tell], None], name: str, split: Split, mailbox: Any
 ) -> Exception | None:
     """One attempt with Ray Train; an error of the machine is returned, one of ours is raised."""
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
+    from ray.exceptions import RayActorError
+    from ray.train import TrainingFailedError
 
     storage = Path("data/.work/ray").resolve()
-    trainer = TorchTrainer(
-        _rank_main,
-        train_loop_config={
-            "fit": fit,
-            "root": str(Path.cwd()),
-            "threads": split.threads,
-            "mailbox": mailbox,
-        },
-        scaling_config=ScalingConfig(
-            num_workers=split.workers,
-            use_gpu=split.gpus > 0,
-            resources_per_worker={"CPU": split.threads}
-            | ({"GPU": split.gpus} if split.gpus else {}),
-        ),
-        run_config=RunConfig(
-            name=name,
-            storage_path=str(storage),
-            failure_config=FailureConfig(max_failures=0),
-        ),
-    )
+    trainer = _trainer(fit, name, split, mailbox, storage)
+    before = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit()
-    except Exception as error:  # noqa: BLE001 - Ray Train's errors have no common type
-        return _machine_fault(error)
+    except (TrainingFailedError, RayActorError) as error:
+        for failure in getattr(error, "worker_failures", {}).values():
+            if isinstance(failure, UserError):
+                raise failure from None
+        return error
+    except SystemExit:  # Ray Train's own answer to Ctrl-C
+        raise KeyboardInterrupt from None
     finally:
+        signal.signal(signal.SIGINT, before)
         # The layer's own checkpoint is what counts; Ray's notes would resume a run of that name.
         shutil.rmtree(storage / name, ignore_errors=True)
     return None
 
 
-def _machine_fault(error: Exception) -> Exception:
-    """The error if a process or node died; raises what one of our own ranks raised."""
-    failures = list(getattr(error, "worker_failures", {}).values())
-    for failure in failures:
-        cause = getattr(failure, "cause", failure)
-        if isinstance(cause, UserError):
-            raise cause
-    return error
+def _trainer(
+    fit: Callable[[Rank, Tell], None], name: str, split: Split, mailbox: Any, storage: Path
+) -> Any:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    config = {"fit": fit, "root": str(Path.cwd()), "threads": split.threads, "mailbox": mailbox}
+    share = {"CPU": float(split.threads)} | ({"GPU": split.gpus} if split.gpus else {})
+    # Ray's own retries have no end by default, and would wait in silence for a lost node.
+    limits: dict[str, Any] = {
+        "max_failures": 0,
+        "controller_failure_limit": 0,
+        "max_preemption_failures": 0,
+    }
+    return TorchTrainer(
+        _rank_main,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(
+            num_workers=split.workers, use_gpu=split.gpus > 0, resources_per_worker=share
+        ),
+        run_config=RunConfig(
+            name=name, storage_path=str(storage), failure_config=FailureConfig(**limits)
+        ),
+    )
+
+
+class PeerLostError(Exception):
+    """Another rank went away in the middle of a sum: the machine's fault."""
 
 
 def _rank_main(config: dict[str, Any]) -> None:
-    """What Ray Train runs on every rank."""
+    """What Ray Train runs on every rank; an exception of ours leaves with its whole traceback."""
     from ray import train as ray_train
-    from torch import distributed
 
     enter(config["root"], config["threads"])
     context = ray_train.get_context()
@@ -270,8 +366,21 @@ def _rank_main(config: dict[str, Any]) -> None:
         if index == 0:
             mailbox.put.remote(step, row)
 
-    rank = Rank(index=index, world=context.get_world_size(), reduce=distributed.all_reduce)
-    config["fit"](rank, tell)
+    try:
+        config["fit"](Rank(index=index, world=context.get_world_size(), reduce=_sum), tell)
+    except (UserError, PeerLostError):
+        raise
+    except Exception:  # noqa: BLE001 - whatever it was, Ray would cut its traceback short
+        raise UserError(f"rank {index} of ttt failed:\n{traceback.format_exc()}") from None
+
+
+def _sum(tensor: Tensor) -> None:
+    from torch import distributed
+
+    try:
+        distributed.all_reduce(tensor)
+    except RuntimeError as error:
+        raise PeerLostError(str(error)) from None
 
 
 class _Mailbox:
@@ -289,10 +398,12 @@ class _Mailbox:
 
 @contextmanager
 def _heard(tell: Tell) -> Iterator[Any]:
-    """A mailbox whose newest step is told here a few times a second."""
+    """A mailbox, on this node, whose newest step is told here a few times a second."""
     import ray
 
-    mailbox: Any = ray.remote(num_cpus=0)(_Mailbox).remote()
+    make: Any = ray.remote(num_cpus=0)(_Mailbox)
+    here = _only_on(ray.get_runtime_context().get_node_id())
+    mailbox = make.options(scheduling_strategy=here).remote()
     ended = threading.Event()
 
     def listen() -> None:

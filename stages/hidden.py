@@ -12,14 +12,14 @@ def make(view: Any, scale: str) -> None:
     """Hidden states and base losses of every chunk of one scale; the backbone runs once."""
     chunks, model = Path(f"data/chunks/scale={scale}"), Path(f"data/backbone/scale={scale}")
     key = [scale, stage.plain(view.hidden), files.folder_hash(chunks), files.sha256(model / CARD)]
-    work = stage.work_folder("hidden", key)
+    work = stage.work_folder(f"hidden@{scale}", key)
     shards = hidden.list_shards(chunks, work)
     todo = [shard for shard in shards if not shard.done]
     counts = {shard: tables.count(shard.chunks) for shard in shards}
     left = sum(counts[shard] for shard in todo)
     with stage.progress("hidden", sum(counts.values()), left) as bar:
         workers.run(partial(hidden.start, model, view.hidden), todo, view.ray, bar)
-    files.publish(work, Path(f"data/hidden/scale={scale}"))
+    stage.publish(work, Path(f"data/hidden/scale={scale}"))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def make(view: Any, scale: str, seed: str) -> None:
     ]
     key += [view.hidden.max_logits_mb, files.folder_hash(folders["chunks"]), card["weights"]]
     key += [files.sha256(layer / layers.WEIGHTS), shards.folder_hash(folders["hidden"])]
-    work = stage.work_folder("scores", key)
+    work = stage.work_folder(f"scores@{scale}@{seed}", key)
     everything = scores.list_shards(
         folders["chunks"],
         folders["hidden"],
@@ -44,10 +44,12 @@ def make(view: Any, scale: str, seed: str) -> None:
     )
     with stage.progress("scores", sum(counts.values()), sum(counts[s] for s in todo)) as bar:
         workers.run(begin, todo, view.ray, bar)
-    for name in ("tokens", "scores"):
+    # Whether a shard is done is asked of its scores: they go first, so that a kill between the
+    # two has all of it done again, never tokens forgotten.
+    for name in ("scores", "tokens"):
         (work / name).mkdir(exist_ok=True)
         files.publish(work / name, Path(f"data/{name}/scale={scale}/seed={seed}"))
-    work.rmdir()
+    stage.forget(work)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """data/hidden/scale=S -> data/ttt/scale=S/seed=K"""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from ponderttt import files, shards, stage, workers
+from ponderttt import checkpoints, files, shards, stage, workers
 from ponderttt.backbone import CARD
 from ponderttt.train import Job
 
@@ -15,7 +16,7 @@ def make(view: Any, scale: str, seed: str) -> None:
     card = files.read_json(Path(f"data/backbone/scale={scale}") / CARD)
     key = [scale, seed, stage.plain(view.ttt), stage.plain(view.size), card["weights"]]
     key += [shards.folder_hash(Path(f"data/hidden/scale={scale}/set=train"))]
-    work = stage.work_folder("ttt", key)
+    work = stage.work_folder(f"ttt@{scale}@{seed}", key)
     job = Job(
         scale=scale,
         seed=int(seed),
@@ -25,9 +26,12 @@ def make(view: Any, scale: str, seed: str) -> None:
         work=work,
     )
     job.data(card["weights"])  # a damaged shard is told before any process is started
-    with tqdm(total=view.size.steps, desc="ttt", unit="step") as bar:
-        workers.train(job.fit, work.name, view.ray, lambda step, row: _show(bar, step, row))
+    done, batch = checkpoints.steps_done(work), view.size.batch
+    with tqdm(total=view.size.steps, initial=done, desc="ttt", unit="step") as bar:
+        tell = partial(_show, bar)
+        workers.train(job.fit, work.name, view.ray, tell, batch=batch)
     job.finish(Path(f"data/ttt/scale={scale}/seed={seed}"), card)
+    stage.forget(work)
 
 
 def _show(bar: "tqdm[Any]", step: int, row: dict[str, float]) -> None:

@@ -1,5 +1,6 @@
 """Real Ray: the same bytes whoever did the work, and nothing lost when somebody dies."""
 
+import contextlib
 import os
 import resource
 import shutil
@@ -33,9 +34,11 @@ def folder_bytes(folder):
     return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def set_workers(project, **changes):
+def set_workers(project, steps=None, **changes):
     raw = tiny.plain_params()
     raw["ray"] |= changes
+    if steps:
+        raw["budgets"]["smoke"]["steps"] = steps
     tiny.write_params(project, raw)
 
 
@@ -82,7 +85,7 @@ def in_project(copied, monkeypatch):
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def slow_run(project, log, **changes):
+def slow_run(project, log, seconds=0.2, **changes):
     """Map slow work over the project's shards; the folder it wrote."""
     log.mkdir()
     out = project / "data/.work/slow"
@@ -91,11 +94,11 @@ def slow_run(project, log, **changes):
         slow_start,
         Path("data/backbone/scale=tiny"),
         params.parse(tiny.plain_params()).hidden,
-        0.2,
+        seconds,
         log,
     )
     with tqdm(disable=True) as bar:
-        workers.run(start, todo, settings(workers=2, **changes), bar)
+        workers.run(start, todo, settings(**{"workers": 2} | changes), bar)
     return out
 
 
@@ -137,7 +140,9 @@ def test_a_worker_that_always_dies_is_given_up(in_project, tmp_path):
 
     with (
         tqdm(disable=True) as bar,
-        pytest.raises(UserError, match=r"the worker of one died 2 times.*raise ray\.max_retries"),
+        pytest.raises(
+            UserError, match=r"the worker of one died 2 times.*or raise ray\.max_retries"
+        ),
     ):
         workers.run(suicide, ["one"], settings(workers=1, max_retries=1), bar)
 
@@ -161,13 +166,16 @@ def test_a_failure_names_its_chunks(in_project):
 
 
 def test_a_request_that_cannot_be_met_shows_asked_and_available(in_project):
+    began = time.perf_counter()
     with (
         tqdm(disable=True) as bar,
         pytest.raises(
-            UserError, match=r"64 workers ask for 64 CPU, 0 GPU; the cluster has \d+ CPU"
+            UserError,
+            match=r"64 workers ask for 64 CPU, 0 GPU; the cluster has \d+ CPU, 0 GPU on 1 nodes",
         ),
     ):
         workers.run(failing_start, ["one"], settings(workers=64), bar)
+    assert time.perf_counter() - began < 10  # seconds are what is promised here
 
 
 def test_a_dead_address_is_told(in_project):
@@ -178,37 +186,181 @@ def test_a_dead_address_is_told(in_project):
         workers.run(failing_start, ["one"], settings(workers=1, address="127.0.0.1:9"), bar)
 
 
-def test_two_nodes_and_one_is_lost(in_project, tmp_path):
-    from ray.cluster_utils import Cluster
+class TwoNodes:
+    """`two_nodes.py`, driven through its standard input."""
 
+    def __init__(self, log):
+        script = Path(__file__).with_name("two_nodes.py")
+        self._log = log.open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+        )
+        self.address = self._process.stdout.readline().strip()
+        assert self.address, log.read_text()
+
+    def lose_one(self):
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "removed\n"
+
+    def stop(self):
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._log.close()
+
+
+@pytest.fixture
+def two_nodes(tmp_path):
+    cluster = TwoNodes(tmp_path / "cluster.log")
+    yield cluster
+    cluster.stop()
+
+
+def test_two_nodes_and_one_is_lost(in_project, tmp_path, two_nodes):
     log = tmp_path / "log"
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        second = cluster.add_node(num_cpus=1)
-        cluster.wait_for_nodes()
 
-        def remove():
-            while len(list(log.glob("*"))) < 3:
-                time.sleep(0.02)
-            cluster.remove_node(second, allow_graceful=False)
+    def remove():
+        while len(list(log.glob("*"))) < 3:
+            time.sleep(0.02)
+        two_nodes.lose_one()
 
-        remover = threading.Thread(target=remove, daemon=True)
-        remover.start()
-        # One worker can go on alone when the other's node is gone.
-        out = slow_run(in_project, log, address=cluster.address, max_retries=3)
-        remover.join(timeout=30)
-        assert not remover.is_alive()
-    finally:
-        cluster.shutdown()
+    remover = threading.Thread(target=remove, daemon=True)
+    remover.start()
+    # Half of `auto`'s two workers can go on alone, while the other's successor finds no place.
+    out = slow_run(
+        in_project, log, seconds=0.6, workers="auto", address=two_nodes.address, max_retries=3
+    )
+    remover.join(timeout=30)
+    assert not remover.is_alive()
     assert without_leftovers(out) == wanted_hidden(in_project)
 
 
-def test_a_node_without_the_project_folder_says_so(tmp_path):
-    with pytest.raises(UserError, match=r"does not see the project folder .*every node mounts"):
-        workers.enter(str(tmp_path), 1)
+def test_a_node_without_the_project_folder_says_so(in_project, tmp_path):
+    with workers.cluster(settings(workers=1)):
+        workers.check_folder(str(in_project))
+        with pytest.raises(UserError, match=r"does not see the project folder .*every node mounts"):
+            workers.check_folder(str(tmp_path))
 
 
-# What follows kills whole stages from outside.
+# What follows kills whole stages from outside, under dvc.
+
+
+@pytest.fixture
+def tracked(copied):
+    """The scored project as DVC knows it after `dvc repro`."""
+    (copied / ".dvcignore").write_text("/data/.work\n")
+    tiny.run(copied, "dvc", "init", "-q", "--no-scm")
+    tiny.run(copied, "dvc", "config", "core.analytics", "false")
+    stages = ("corpus", "backbone@tiny", "chunks@tiny", "hidden@tiny", "ttt@tiny-0")
+    tiny.run(copied, "dvc", "commit", "-q", "-f", *stages, "scores@tiny-0")
+    return copied
+
+
+def start_repro(project, name):
+    """`dvc repro` of a stage whose script has changed; the processes of dvc and of the stage."""
+    script = project / f"stages/{name.partition('@')[0]}.py"
+    script.write_text(script.read_text() + "# changed\n")
+    return subprocess.Popen(
+        [str(Path(sys.executable).parent / "dvc"), "repro", name],
+        cwd=project,
+        env=tiny.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def driver_of(process):
+    """The stage's own process, as soon as dvc has started it."""
+    while True:
+        assert process.poll() is None, "dvc ended before the stage began"
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if child.cmdline()[1:2] == ["-m"] and child.cmdline()[2].startswith("stages."):
+                    return child
+        time.sleep(0.02)
+
+
+def kill_when(process, condition):
+    """SIGKILL the stage that dvc runs as soon as `condition` holds; dvc fails with it."""
+    driver = driver_of(process)
+    while not condition():
+        assert driver.is_running(), "the stage ended before it could be killed"
+        time.sleep(0.005)
+    driver.kill()
+    assert process.wait(timeout=60) != 0
+
+
+def finished(project, stage, suffix):
+    """Modification times of finished shards, by their path below the work folder."""
+    (work,) = (project / "data/.work").glob(f"{stage}@*") or [project]
+    return {
+        path.relative_to(work): path.stat().st_mtime_ns
+        for path in work.rglob(f"*{suffix}")
+        if not path.name.startswith(".")
+    }
+
+
+def some_finished(project, stage, suffix, count):
+    return any((project / "data/.work").glob(f"{stage}@*")) and (
+        len(finished(project, stage, suffix)) >= count
+    )
+
+
+def published(stage, path):
+    """Where a file of the work folder of `hidden` or `scores` ends up below data/."""
+    if stage == "hidden":
+        return Path("hidden/scale=tiny", path)
+    return Path(path.parts[0], "scale=tiny/seed=0", *path.parts[1:])
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize(
+    ("stage", "suffix"), [("hidden@tiny", ".safetensors"), ("scores@tiny-0", ".parquet")]
+)
+def test_a_killed_driver_resumes_and_redoes_no_shard(tracked, stage, suffix, count):
+    name = stage.partition("@")[0]
+    set_workers(tracked, workers=count)
+    before = folder_bytes(tracked / "data" / name)
+    process = start_repro(tracked, stage)
+    kill_when(process, lambda: some_finished(tracked, name, suffix, 2))
+    kept = finished(tracked, name, suffix)
+    assert not list((tracked / "data" / name).rglob(f"*{suffix}"))
+    tiny.run(tracked, "dvc", "repro", stage)
+    assert folder_bytes(tracked / "data" / name) == before
+    for path, when in kept.items():
+        assert (tracked / "data" / published(name, path)).stat().st_mtime_ns == when
+
+
+def test_a_killed_training_driver_resumes_to_the_same_bits(tracked):
+    layer = tracked / "data/ttt/scale=tiny/seed=0/layer.safetensors"
+    before = layer.read_bytes()
+    process = start_repro(tracked, "ttt@tiny-0")
+    kill_when(process, lambda: some_finished(tracked, "ttt", "checkpoint.safetensors", 1))
+    assert not layer.exists()
+    tiny.run(tracked, "dvc", "repro", "ttt@tiny-0")
+    assert layer.read_bytes() == before
+
+
+def test_killing_dvc_ends_its_stage(tracked):
+    process = start_repro(tracked, "hidden@tiny")
+    driver = driver_of(process)
+    process.kill()
+    process.wait()
+    driver.wait(timeout=30)
+
+
+def history(project):
+    path = project / "data/ttt/scale=tiny/seed=0/history.parquet"
+    return pl.read_parquet(path).select("ce", "recon", "grad_norm").to_numpy()
 
 
 def start_stage(project, *args):
@@ -222,83 +374,65 @@ def start_stage(project, *args):
     )
 
 
-def kill_when(process, condition):
-    """SIGKILL the driver as soon as `condition` holds."""
-    while not condition():
-        assert process.poll() is None, "the stage ended before it could be killed"
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-
-
-def finished(project, stage, suffix):
-    return {
-        path: path.stat().st_mtime_ns
-        for path in (project / "data/.work").glob(f"{stage}-*/**/*{suffix}")
-        if not path.name.startswith(".")
-    }
-
-
-@pytest.mark.parametrize(
-    ("stage", "suffix"),
-    [(("hidden", "tiny"), ".safetensors"), (("scores", "tiny", "0"), ".parquet")],
-)
-def test_a_killed_driver_resumes_and_redoes_no_shard(copied, stage, suffix):
-    name = stage[0]
-    before = folder_bytes(copied / "data" / name)
-    shutil.rmtree(copied / "data" / name)
-    process = start_stage(copied, *stage)
-    kill_when(process, lambda: len(finished(copied, name, suffix)) >= 2)
-    kept = finished(copied, name, suffix)
-    assert not (copied / "data" / name).exists()
-    times = {path.name + path.parent.name: when for path, when in kept.items()}
-    tiny.stage(copied, *stage)
-    assert folder_bytes(copied / "data" / name) == before
-    after = {
-        p.name + p.parent.name: p.stat().st_mtime_ns for p in (copied / "data").rglob(f"*{suffix}")
-    }
-    assert times.items() <= after.items()
-
-
-def test_a_killed_training_driver_resumes_to_the_same_bits(copied):
-    layer = copied / "data/ttt/scale=tiny/seed=0/layer.safetensors"
-    before = layer.read_bytes()
-    shutil.rmtree(copied / "data/ttt")
-    process = start_stage(copied, "ttt", "tiny", "0")
-    kill_when(process, lambda: finished(copied, "ttt", "checkpoint.safetensors"))
-    assert not layer.exists()
-    tiny.stage(copied, "ttt", "tiny", "0")
-    assert layer.read_bytes() == before
-
-
-def history(project):
-    path = project / "data/ttt/scale=tiny/seed=0/history.parquet"
-    return pl.read_parquet(path).select("ce", "recon", "grad_norm").to_numpy()
-
-
-def train_processes():
-    return [
-        p for p in psutil.process_iter(["cmdline"]) if "RayTrainWorker" in str(p.info["cmdline"])
-    ]
+def ranks_of(process):
+    """The processes that train, among those that `process` started."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "RayTrainWorker" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def test_two_ranks_train_like_one_and_survive_a_kill(copied):
-    """Two ranks give the losses of one; a killed rank changes no bit of the result."""
+    """Two ranks give the losses of one; a rank killed in the middle changes no bit."""
     one = history(copied)
     layer = copied / "data/ttt/scale=tiny/seed=0/layer.safetensors"
     set_workers(copied, workers=2)
-    shutil.rmtree(copied / "data/ttt")
     tiny.stage(copied, "ttt", "tiny", "0")
-    two, undisturbed = history(copied), layer.read_bytes()
-    assert abs(one - two).max() <= 1e-4
+    assert abs(one - history(copied)).max() <= 1e-4
+    set_workers(copied, workers=2, steps=150)
+    tiny.stage(copied, "ttt", "tiny", "0")
+    undisturbed = layer.read_bytes()
     shutil.rmtree(copied / "data/ttt")
     process = start_stage(copied, "ttt", "tiny", "0")
-    while not train_processes():
+    while not some_finished(copied, "ttt", "checkpoint.safetensors", 1):
         assert process.poll() is None
-        time.sleep(0.05)
-    train_processes()[-1].kill()
+        time.sleep(0.01)
+    ranks_of(process)[-1].kill()
     assert process.wait(timeout=300) == 0
     assert layer.read_bytes() == undisturbed
+
+
+def test_ctrl_c_in_training_is_told_and_training_goes_on(copied):
+    set_workers(copied, workers=2, steps=150)
+    shutil.rmtree(copied / "data/ttt")
+    with (copied / "errors.txt").open("w") as errors:
+        command = [sys.executable, "-m", "stages.ttt", "tiny", "0"]
+        process = subprocess.Popen(command, cwd=copied, env=tiny.environment(), stderr=errors)
+        while not some_finished(copied, "ttt", "checkpoint.safetensors", 1):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=120) == 1
+    assert "interrupted; finished shards are kept" in (copied / "errors.txt").read_text()
+    assert some_finished(copied, "ttt", "checkpoint.safetensors", 1)
+
+
+def faulty_fit(rank, tell):
+    with shards.naming(["abc-0003"]):
+        raise RuntimeError(f"rank {rank.index} has a fault")
+
+
+def test_an_exception_of_a_rank_is_not_retried(in_project):
+    tries = []
+    with pytest.raises(UserError, match=r"rank \d of ttt failed") as caught:
+        workers.train(
+            faulty_fit, "faulty", settings(workers=1), lambda *_: tries.append(1), batch=4
+        )
+    assert "has a fault" in str(caught.value)
+    assert "Traceback" in str(caught.value)
+    assert "abc-0003" in str(caught.value)
 
 
 def limit_files():
@@ -370,6 +504,24 @@ def test_cores_are_split_as_told():
     assert whole == cores.Split(workers=0, threads=count, gpus=0)
     trial = cores.split_cores(settings(workers="auto", threads="auto"))
     assert max(1, trial.workers) * trial.threads == count
+
+
+def test_auto_counts_the_clusters_gpus_not_this_machines():
+    boxes = [cores.Node(1, 0), cores.Node(64, 8), cores.Node(64, 8)]
+    auto = settings(workers="auto", threads="auto")
+    assert cores.split_cores(auto, boxes) == cores.Split(workers=16, threads=1, gpus=1.0)
+    halves = settings(workers="auto", threads=1, gpus_per_worker=0.5)
+    split = cores.split_cores(halves, boxes)
+    assert split.workers == 32
+    assert cores.for_training(split, batch=64) == cores.Split(workers=16, threads=1, gpus=1.0)
+    assert cores.for_training(split, batch=4).workers == 4
+    assert not workers.without_ray(settings(workers="auto", address="head:6379"))
+
+
+def test_what_fits_no_single_node_is_refused():
+    boxes = [cores.Node(4, 0), cores.Node(4, 0)]
+    with pytest.raises(UserError, match=r"1 workers ask for 8 CPU.*8 CPU.*room for 0"):
+        cores.check_room(boxes, cores.Split(workers=1, threads=8, gpus=0))
 
 
 def test_publishing_drops_what_a_killed_worker_left(tmp_path):

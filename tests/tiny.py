@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,24 @@ def environment() -> dict[str, str]:
 
 
 def run(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A command in the project folder, with its output as text."""
-    done = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, check=False
-    )
+    """A command in the project folder, with its output as text.
+
+    It goes through files: a process that outlives the command may hold a pipe open for ever.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment(),
+            stdout=out,
+            stderr=err,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        for file in (out, err):
+            file.seek(0)
+        done.stdout, done.stderr = out.read(), err.read()
     if check and done.returncode:
         raise AssertionError(f"{command}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return done
