@@ -1,5 +1,7 @@
 """Costs: operations of the real layer against closed forms, and how a gate's are added up."""
 
+import dataclasses
+import doctest
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from ponderttt import (
     tables,
     timing,
 )
+from ponderttt.signals import BY_NAME, SIGNALS
 from ponderttt.ttt import LayerConfig, build_layer
 
 TOKENS = 64
@@ -86,6 +89,53 @@ def test_a_gate_pays_for_looking(tmp_path: Path) -> None:
     assert rows["never", "seconds_total_relative"] == 1
     assert rows["always", "cost_nominal"] == 3
     assert rows["ema_recon", "cost_nominal"] == pytest.approx(1 + 2 * rate)
+
+
+PARTS = {"backbone": 1000.0, "layer_skip": 100.0, "layer_update": 150.0, "head": 400.0}
+
+
+@pytest.mark.parametrize(
+    ("signal", "layer", "heads"),
+    [
+        ("recon", 100 + 0.25 * 150, 1),
+        ("out_norm", 100 + 0.25 * 150, 1),
+        ("delta", 150 + 0.75 * 100, 1),  # all are updated, then some thrown away
+        ("recon_step", 150 + 0.75 * 100, 1),
+        ("recon_last", 150 + 0.75 * 100, 1),
+        ("entropy_base", 0.75 * 100 + 0.25 * 150, 2),  # decides before any arm runs
+        ("entropy_skip", 100 + 0.25 * 150, 1.25),
+        ("gain_kl", 100 + 0.25 * 150, 2.25),
+    ],
+)
+def test_a_signal_is_paid_for(signal: str, layer: float, heads: float) -> None:
+    found = cost.spent(PARTS, BY_NAME[signal].needs, 0.25)
+    assert found == pytest.approx((layer, heads * 400))
+
+
+def test_words_of_a_cost_follow_from_what_a_signal_needs() -> None:
+    assert doctest.testmod(cost).failed == 0
+    free = {s.name for s in SIGNALS if s.cost.startswith("none")}
+    assert free == {"recon", "recon_prefix", "out_norm"}
+    late = {s.name for s in SIGNALS if "update arm on every chunk" in s.cost}
+    assert late == {s.name for s in SIGNALS if s.sees == "update"}
+    assert "uncounted" in BY_NAME["grad_norm"].cost
+
+
+def test_the_headline_gate_is_charged_for_its_signal(tmp_path: Path) -> None:
+    synthetic.write_cost(tmp_path, KEY)
+    view = small_view()
+    view.gate = dataclasses.replace(view.gate, signal="gain_kl")
+    stream = to_stream(synthetic.scores(40, seed=1))
+    traces = {p.name: gate.decide(p, stream, view.gate) for p in gate.policies()}
+    measured = metrics.measure_stream(stream, traces, view)
+    rate = traces["ema_gain_kl"].update.mean()
+    rows = {
+        (row["policy"], row["metric"]): row["value"]
+        for row in cost.cost_table(measured, view.gate, tmp_path)
+    }
+    whole = 1000 + 100 + rate * 150 + (2 + rate) * 400
+    assert rows["ema_gain_kl", "flops_total"] == pytest.approx(whole)
+    assert rows["ema_gain_kl", "seconds_total_relative"] == pytest.approx(whole / 1500)
 
 
 def test_costs_that_were_not_measured_are_null_with_a_reason(tmp_path: Path) -> None:
