@@ -79,21 +79,20 @@ def interval(draws: Array, clusters: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def two_sided_p(draws: Array, clusters: int) -> float:
-    """How often a resampled difference has the other sign, doubled, and widened as `tails` are.
+def two_sided_p(value: float, draws: Array, clusters: int) -> float:
+    """Whether `value` can be zero: Student's t with the draws' spread as its standard error.
 
-    It is below 0.05 where the interval leaves out zero. NaN without draws or with one cluster.
+    The spread is too small by sqrt((c - 1) / c). Shares of draws would have a floor that a
+    correction for many comparisons lifts above any level. NaN without spread or with one cluster.
 
-    >>> round(two_sided_p(np.array([1.0] * 98 + [-1.0]), 1000), 3)
-    0.04
+    >>> round(two_sided_p(2.0, np.array([1.0, 3.0, 1.0, 3.0]), 1000), 3)
+    0.084
     """
     draws = draws[np.isfinite(draws)]
-    if len(draws) == 0 or clusters < 2:
+    if len(draws) < 2 or clusters < 2 or np.ptp(draws) == 0:
         return float("nan")
-    wrong = min(np.sum(draws <= 0), np.sum(draws >= 0))
-    share = min(0.5, (wrong + 1) / (len(draws) + 1))
-    wide = stats.norm.ppf(share) * np.sqrt((clusters - 1) / clusters)
-    return float(2 * stats.t.cdf(wide, clusters - 1))
+    error = draws.std(ddof=1) * np.sqrt(clusters / (clusters - 1))
+    return float(2 * stats.t.sf(abs(value) / error, clusters - 1))
 
 
 @dataclass(frozen=True)
@@ -124,11 +123,8 @@ class Sums:
         seed: int,
         plain: bool = True,
     ) -> None:
-        self.n = len(clusters)
-        self.clusters = int(clusters.max()) + 1
-        self.resamples = resamples
         table = np.stack(list(columns.values()), axis=1)
-        each = np.arange(self.n)
+        each = np.arange(len(clusters))
         parts = [table.sum(axis=0, keepdims=True), resampled_sums(table, clusters, resamples, seed)]
         if plain:
             parts.append(resampled_sums(table, each, resamples, seed))
@@ -139,10 +135,6 @@ class Sums:
         """The sums of one column: [1 + resamples (+ resamples)]."""
         sums: Array = self._sums[self._places[name]]
         return sums
-
-    def estimate(self, values: Array) -> Estimate:
-        """Value and intervals of a statistic that was computed elementwise on these sums."""
-        return estimate(values, self.n, self.clusters, self.resamples)
 
 
 def estimate(values: Array, n: int, clusters: int, resamples: int) -> Estimate:
@@ -166,7 +158,7 @@ def _bounds(draws: Array, units: int, name: str) -> tuple[float, float, str]:
     if len(draws) == 0:
         return none, none, "no interval: not resampled"
     if units < FEWEST:
-        return none, none, f"no interval: {units} {name}, fewer than {FEWEST}"
+        return none, none, f"no interval and no p: {units} {name}, fewer than {FEWEST}"
     finite = draws[np.isfinite(draws)]
     if len(finite) == 0:
         return none, none, "no interval: undefined in every resample"

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ponderttt import files, params, result_tables, stage, streams, tables
 from ponderttt.errors import UserError
-from ponderttt.signals import BY_NAME, LABEL_FREE, WITH_LABELS
+from ponderttt.signals import LABEL_FREE, WITH_LABELS
 from ponderttt.stats import Array, Flags, places
 from ponderttt.streams import REFERENCES, Stream
 
@@ -99,12 +99,6 @@ class Policy:
     controller: str
     signal: str | None = None
     reference: str | None = None  # only the oracle's choice depends on it
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether it knows the next tokens: a diagnosis, not a gate."""
-        by_signal = self.signal is not None and not BY_NAME[self.signal].label_free
-        return self.controller == "oracle" or by_signal
 
 
 def policies() -> list[Policy]:

@@ -254,13 +254,13 @@ def entropy_values(s: Sums, policy: str) -> Iterator[Value]:
             yield Value(metric=metric, policy=policy, signal=name, draws=draws)
 
 
-def random_draws(stream: Stream, settings: params.Gate) -> Array:
-    """Decisions of Random, one column per draw: [chunks, draws]."""
-    n, draws = len(stream), range(settings.random_seeds)
-    return np.stack([gate.random(n, settings.rate, settings.seed, i).update for i in draws], axis=1)
+def random_draws(n: int, rate: float, settings: params.Gate) -> Flags:
+    """Decisions of Random at that rate, one column per draw: [n, draws]."""
+    draws = range(settings.random_seeds)
+    return np.stack([gate.random(n, rate, settings.seed, i).update for i in draws], axis=1)
 
 
-def spread_values(stream: Stream, draws: Array) -> Iterator[Value]:
+def spread_values(stream: Stream, draws: Flags) -> Iterator[Value]:
     """Mean and spread of Random's loss over its draws, as a check on the exact mean."""
     for r in REFERENCES:
         saved = stream.gain(r) @ draws
@@ -273,21 +273,49 @@ def spread_values(stream: Stream, draws: Array) -> Iterator[Value]:
             yield Value(metric=metric, policy="random", reference=r, draws=np.array([value]))
 
 
-def mcnemar_values(
-    stream: Stream, name: str, traces: Traces, draws: Array, cluster: str
+def blind_numbers(s: Sums, name: str, r: str) -> Columns:
+    """What agreement with the oracle is worth: that of blind decisions at the policy's rate.
+
+    `ahead`, the gate's accuracy less the blind one, is twice the covariance of its decisions and
+    the oracle's, so that no rate wins by itself.
+    """
+    p, q = (s[f"update:{which}"] / s["chunks"] for which in (f"oracle_{r}", name))
+    both = s[f"both:{name}:{r}"] / s["chunks"]
+    blind = p * q + (1 - p) * (1 - q)
+    return {"accuracy_blind": blind, "overlap_blind": q, "ahead": 2 * (both - p * q)}
+
+
+def blind_values(
+    s: Sums, stream: Stream, name: str, traces: Traces, draws: Flags, cluster: str
 ) -> Iterator[Value]:
-    """Whether a gate is right more often than Random: the median p over Random's draws."""
+    """Whether a gate agrees with the oracle more than Random, which updates as often as it does.
+
+    `draws` are Random's; p is the median over them.
+    """
     clusters = bootstrap.codes(stream.clusters(cluster))
     for r in REFERENCES:
-        right = traces[f"oracle_{r}"].update
-        ours = (traces[name].update == right)[:, None]
-        theirs = draws == right[:, None]
-        only, other = (ours & ~theirs).sum(axis=0), (~ours & theirs).sum(axis=0)
-        lean = bootstrap.cluster_sums(ours.astype(float) - theirs, clusters).T
-        ahead = np.array([np.mean(only - other) / len(stream)])
-        tests = {"mcnemar": mcnemar(only, other), "mcnemar_clustered": mcnemar_clustered(lean)}
-        for metric, p in tests.items():
-            yield Value(metric=metric, policy=name, reference=r, draws=ahead, p=float(np.median(p)))
+        numbers = blind_numbers(s, name, r)
+        ahead = numbers.pop("ahead")
+        for metric, found in numbers.items():
+            yield Value(metric=metric, policy=name, reference=r, draws=found)
+        for metric, p in mcnemar_tests(traces, name, r, draws, clusters).items():
+            yield Value(metric=metric, policy=name, reference=r, draws=ahead, p=p)
+
+
+def mcnemar_tests(
+    traces: Traces, name: str, r: str, draws: Flags, clusters: Codes
+) -> dict[str, float | None]:
+    """McNemar's p by chunks and by clusters; none for too few clusters."""
+    right = traces[f"oracle_{r}"].update
+    ours = (traces[name].update == right)[:, None]
+    theirs = draws == right[:, None]
+    only, other = (ours & ~theirs).sum(axis=0), (~ours & theirs).sum(axis=0)
+    lean = bootstrap.cluster_sums(ours.astype(float) - theirs, clusters).T
+    enough = lean.shape[1] >= bootstrap.FEWEST
+    return {
+        "mcnemar": float(np.median(mcnemar(only, other))),
+        "mcnemar_clustered": float(np.median(mcnemar_clustered(lean))) if enough else None,
+    }
 
 
 def headline_policy(settings: params.Gate) -> str:
@@ -312,7 +340,8 @@ def measure(
     for name, trace in traces.items():
         if name != "random":
             values += policy_values(s, name, calibrated=trace.calibration > 0)
-    draws = random_draws(stream, gating)
-    values += spread_values(stream, draws)
-    values += mcnemar_values(stream, ours, traces, draws, settings.cluster)
+    n = len(stream)
+    values += spread_values(stream, random_draws(n, gating.rate, gating))
+    as_often = random_draws(n, traces[ours].update.mean(), gating)
+    values += blind_values(s, stream, ours, traces, as_often, settings.cluster)
     return values

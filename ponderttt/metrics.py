@@ -42,7 +42,7 @@ def make(view: Any) -> None:
         rows += stream_rows(measured, stream, view)
         kept[key] = measured.keep(compared(view.gate), [view.gate.signal])
         drawn.add(stream, traces, view)
-    rows += joint_rows(kept, view) + paper.rows()
+    rows += joint_rows(kept, view) + results.seed_curves(rows, view.gate) + paper.rows()
     write_tables(rows)
     files.write_json(HEADLINE, headline(rows, view))
     files.write_json(ORIGIN, provenance.collect(view))
@@ -67,7 +67,7 @@ def stream_rows(measured: Measured, stream: Stream, view: Any) -> list[Row]:
         return rows
     rows += results.paper_tables(found, view.gate, view.corpus.train_language)
     rows += results.signal_table(measured)
-    if stream.key.language == view.corpus.train_language:
+    if stream.key.language == streams.headline_language(view):
         rows += cost.cost_table(measured, view.gate)
     curve = results.curve_values(stream, view.gate, view.metrics)
     return rows + label("curve", measured.rows(curve))
@@ -75,7 +75,7 @@ def stream_rows(measured: Measured, stream: Stream, view: Any) -> list[Row]:
 
 def compared(settings: params.Gate) -> tuple[str, ...]:
     """The policies that are compared between streams."""
-    return (headline_policy(settings), "random", *ORACLES, *ARM_POLICIES)
+    return (headline_policy(settings), "random", "always", *ORACLES, *ARM_POLICIES)
 
 
 def joint_rows(kept: dict[Key, Measured], view: Any) -> list[Row]:
@@ -115,7 +115,7 @@ def headline(rows: list[Row], view: Any) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for row in rows:
-        if row["table"] != "seeds":
+        if row["table"] != "seeds" or row["rate"] is not None:
             continue
         about = (row["policy"] or row["signal"], row["reference"], row["metric"])
         place = found.setdefault(row["scale"], {}).setdefault(row["language"], {"n": row["n"]})

@@ -10,6 +10,7 @@ from ponderttt import files, stage, streams
 
 PACKAGES = ("numpy", "scipy", "pyarrow", "torch", "transformers", "ray", "dvc")
 LAYERS = Path("data/ttt")
+WRITTEN = ("data", "metrics", "dvc.lock")
 
 
 def collect(view: Any) -> dict[str, Any]:
@@ -17,6 +18,7 @@ def collect(view: Any) -> dict[str, Any]:
     sections = {name: stage.plain(section) for name, section in vars(view).items()}
     return {
         "commit": commit(),
+        "dirty": dirty(),
         "params": files.digest(sections),
         "data": {streams.SCORES.as_posix(): scores_hash(view)},
         "layers": layers(view),
@@ -51,10 +53,21 @@ def layers(view: Any) -> dict[str, dict[str, str]]:
 
 def commit() -> str | None:
     """The commit that is checked out; None outside a repository."""
+    return git("rev-parse", "HEAD")
+
+
+def dirty() -> bool | None:
+    """Whether files differ from the commit; what the pipeline itself writes does not count."""
+    if commit() is None:
+        return None
+    changed = git("status", "--porcelain", "--", ".", *(f":(exclude){path}" for path in WRITTEN))
+    return None if changed is None else bool(changed)
+
+
+def git(*words: str) -> str | None:
+    """What git answers; None without git, or if it refuses."""
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None

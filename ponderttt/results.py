@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,8 @@ CURVE = ("loss", "recovery", "capture", "recovery_matched", "capture_matched", "
 SHARES = ("recovery", "capture", "recovery_matched", "capture_matched")
 LOSSES = ("loss", "ppl", "improvement")
 RATE = ("rate", "rate_after", "cost_nominal")
-AGREEMENT = ("accuracy", "overlap", "mcnemar", "mcnemar_clustered")
+AGREEMENT = ("accuracy", "overlap")
+BLIND = ("accuracy_blind", "overlap_blind", "mcnemar", "mcnemar_clustered", "rate")
 CORRELATION = ("pearson", "spearman")
 OVER_RANDOM = ("below_random", "loss_mean_of_draws", "loss_sd_of_draws")
 ENTROPY = ("entropy_update", "entropy_skip", "entropy_gap", "entropy_pearson")
@@ -65,7 +67,7 @@ def paper_tables(rows: Sequence[Row], settings: params.Gate, train: str) -> list
         *label("main", select(here, main, (*ARM_POLICIES, *gates))),
         *label("ood", select(elsewhere, main, (*ARM_POLICIES, *gates))),
         *label("correlation", select(rows, (*CORRELATION, *SHARES), (signal, ours))),
-        *label("accuracy", select(rows, AGREEMENT, (ours, "random"))),
+        *label("accuracy", select(rows, (*AGREEMENT, *BLIND), (ours, "random"))),
         *label("random_vs_gate", select(rows, (*LOSSES, *OVER_RANDOM), gates)),
         *label("dense", select(rows, LOSSES, (*ARM_POLICIES, "always", *gates))),
         *label("delta", select(rows, (*CORRELATION, *LOSSES, *SHARES, *AGREEMENT, *RATE), deltas)),
@@ -145,13 +147,16 @@ def compare(
         measured.row(Value(metric=metric, signal=name, reference=reference, draws=draws))
         for name, draws in gaps.items()
     ]
-    units = len(measured.clusters)
-    chance = [two_sided_p(draws[1 : 1 + measured.resamples], units) for draws in gaps.values()]
-    # Without a value or an interval there is nothing to test.
-    tested = [i for i, row in enumerate(rows) if row["low"] is not None]
+    chance = [_chance(measured, draws) for draws in gaps.values()]
+    # Without a value, an interval or any spread there is nothing to test.
+    tested = [i for i, row in enumerate(rows) if row["low"] is not None and chance[i] >= 0]
     for i, corrected in zip(tested, holm(np.array([chance[i] for i in tested])), strict=True):
         rows[i] |= {"p": tidy(chance[i]), "p_holm": tidy(float(corrected))}
     yield from rows
+
+
+def _chance(measured: Measured, draws: Array) -> float:
+    return two_sided_p(draws[0], draws[1 : 1 + measured.resamples], len(measured.clusters))
 
 
 def variant_table(table: str, plain: Measured, other: Measured, ours: str) -> list[Row]:
@@ -177,17 +182,17 @@ def _difference(plain: Measured, value: Value, other: Measured, twin: Value) -> 
     return replace(twin, metric=f"{value.metric}_minus_plain", draws=draws)
 
 
-SEEDED = ("loss", "recovery", "capture", "recovery_matched", "capture_matched", "rate", "accuracy")
+SEEDED = (*SHARES, *CORRELATION, "loss", "improvement", "below_random", "accuracy", *RATE)
 
 
 def seed_table(runs: Sequence[Measured], settings: params.Gate) -> list[Row]:
     """Mean over the seeds of one scale and language, and their spread."""
-    ours = (headline_policy(settings), settings.signal, *ARM_POLICIES)
+    ours = (headline_policy(settings), settings.signal, "random", "always", *ARM_POLICIES)
     rows: list[Row] = []
     for value in runs[0].values:
         if (value.policy or value.signal) not in ours:
             continue
-        if value.metric in SEEDED or value.metric in CORRELATION:
+        if value.metric in SEEDED:
             rows += _over_seeds(runs, value)
     return label("seeds", [{**row, "seed": None} for row in rows])
 
@@ -201,3 +206,23 @@ def _over_seeds(runs: Sequence[Measured], value: Value) -> Iterator[Row]:
     spread = table[:, 0].std(ddof=1) if len(runs) > 1 else np.nan
     row = runs[0].row(replace(value, metric=f"{value.metric}_sd", draws=np.array([spread])))
     yield row if len(runs) > 1 else {**row, "reason": "one seed has no spread: run.seeds"}
+
+
+def seed_curves(rows: Sequence[Row], settings: params.Gate) -> list[Row]:
+    """The means over seeds of the curves of the headline gate, Random and the oracles."""
+    names = (headline_policy(settings), "random", *ORACLES)
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["table"] == "curve" and row["policy"] in names and row["metric"] in ("loss", "rate"):
+            about = ("scale", "language", "policy", "reference", "rate", "metric")
+            found.setdefault(tuple(row[name] for name in about), []).append(row)
+    return label("seeds", [_mean_row(group) for group in found.values()])
+
+
+def _mean_row(group: Sequence[Row]) -> Row:
+    """One row for all seeds; its value only, as the draws are gone."""
+    values = [row["value"] for row in group if row["value"] is not None]
+    mean = tidy(float(np.mean(values))) if len(values) == len(group) else None
+    row = group[0] | dict.fromkeys(("low", "high", "plain_low", "plain_high"))
+    reason = "no interval: a mean of curves" if mean is not None else group[0]["reason"]
+    return row | {"seed": None, "value": mean, "reason": reason}

@@ -131,15 +131,19 @@ def mcnemar(first: Any, second: Any) -> Array:
 def mcnemar_clustered(difference: Array) -> Array:
     """The same with whole clusters as the unit; `difference` is first minus second, per cluster.
 
-    The square of the sum over the sum of the squares is chi-square with one degree of freedom if
-    each cluster is as likely to lean one way as the other. Clusters lie along the last axis.
+    Student's t test of a mean difference of zero over clusters, which lie along the last axis. It
+    is never below the chance that all clusters lean one way: leans of one size have no spread.
 
-    >>> mcnemar_clustered(np.array([1.0, 1.0, 1.0, 1.0])).round(4).tolist()
-    0.0455
+    >>> mcnemar_clustered(np.array([[2.0, 0.0, 1.0, 1.0, -1.0], [1.0] * 5])).round(4).tolist()
+    [0.3046, 0.0625]
     """
     difference = np.asarray(difference, float)
-    square = ratio(difference.sum(axis=-1) ** 2, (difference**2).sum(axis=-1))
-    return np.asarray(np.where(np.isnan(square), 1.0, stats.chi2.sf(square, 1)), float)
+    count = difference.shape[-1]
+    error = difference.std(axis=-1, ddof=1) / np.sqrt(count)
+    t = ratio(np.abs(difference.mean(axis=-1)), error)
+    p = np.maximum(2 * stats.t.sf(t, count - 1), 2.0 ** (1 - count))
+    same = np.where(difference.any(axis=-1), 2.0 ** (1 - count), 1.0)
+    return np.asarray(np.where(np.isnan(t), same, p), float)
 
 
 def holm(p: Array) -> Array:

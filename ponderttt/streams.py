@@ -83,6 +83,13 @@ def keys(params: Any) -> list[Key]:
     ]
 
 
+def headline_language(params: Any) -> str:
+    """The language trained on, if it is tested; else the first one."""
+    tested: tuple[str, ...] = params.run.languages
+    trained: str = params.corpus.train_language
+    return trained if trained in tested else tested[0]
+
+
 def variant_languages(params: Any) -> dict[str, tuple[str, ...]]:
     """The languages of each variant that was scored."""
     wanted = {

@@ -53,12 +53,22 @@ def write(folder: Path, key: Key, rows: pa.Table, shard: int = 100_000) -> None:
         tables.write(path, rows.slice(start, shard), tables.SCORES)
 
 
-def write_all(folder: Path, params: Any, chunks: int, correlation: float = 0.6) -> None:
-    """Scores for every stream that params name; variants share their documents."""
+def write_all(
+    folder: Path, params: Any, chunks: int, correlation: float = 0.6, strict: float = 0.0
+) -> None:
+    """Scores for every stream that params name; variants share their documents.
+
+    `strict` is what the strict mask costs UPDATE, in nats per token.
+    """
     for key in keys(params):
         write_cost(folder.parent / "cost", key)
         seed = params.run.languages.index(key.language) + 100 * key.seed
-        write(folder, key, scores(chunks, seed=seed, correlation=correlation, name=key.language))
+        rows = scores(chunks, seed=seed, correlation=correlation, name=key.language)
+        if key.variant == "strict":
+            place = rows.schema.get_field_index("nll_update")
+            dearer = rows["nll_update"].to_numpy() + strict * rows["n_predicted"].to_numpy()
+            rows = rows.set_column(place, "nll_update", pa.array(dearer))
+        write(folder, key, rows)
 
 
 def write_cost(folder: Path, key: Key) -> None:

@@ -64,4 +64,27 @@ def test_rows_mark_only_what_differs() -> None:
     marked = {
         (r["policy"], r["scale"], r["language"]) for r in found if r["metric"] == "differs_by"
     }
-    assert marked == {key for key, c in CHECKS.items() if c.agrees is False}
+    python = {(what, scale) for what, scale, language in marked if language == "python"}
+    random = "loss of Random, mean of both arms"
+    assert python == {
+        ("capture of the gate, at least", "medium"),
+        ("capture of the gate, at least", "large"),
+        ("capture of the gate, at least", "xl"),
+        *(("accuracy of Random", scale) for scale in ("small", "medium", "large", "xl")),
+        *((random, scale) for scale in ("small", "medium", "large", "xl")),
+        ("delta: capture of top-k", "small"),
+        ("delta: top-k below Random", "small"),
+        ("delta: oracle below Random", "small"),
+        ("loss of UPDATE_1 in the text", "large"),
+        ("training chunks", "all"),
+    }
+    assert {what for what, _, language in marked if language != "python"} == {random}
+
+
+def test_a_row_says_by_how_much_it_differs() -> None:
+    rows = [r for r in paper.rows() if r["policy"] == "training chunks"]
+    assert {r["metric"]: r["value"] for r in rows} == {
+        "stated": 160_000,
+        "recomputed": 320_000,
+        "differs_by": 160_000,
+    }
