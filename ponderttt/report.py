@@ -1,7 +1,8 @@
 """The report: everything gathered into one plain dict, and rendered as one page.
 
 The page is a single file without a clock in it: the same inputs give the same bytes. It lives in
-git, so it is kept below a size; examples are left out, and the page says so, if they do not fit.
+git, so it is kept near a size; examples are left out, all but a few, and the page says so, if
+they do not fit.
 """
 
 import base64
@@ -29,6 +30,7 @@ OUT = Path("metrics/report.html")
 LAYERS = Path("data/ttt")
 HERE = Path(__file__).parent / "page"
 LIMIT = 900_000  # bytes of the page
+FEWEST = 3  # examples of each stream that stay even if the page is larger then
 
 Read = list[tuple[Stream, dict[str, Trace]]]
 
@@ -43,14 +45,16 @@ def make(view: Any) -> None:
 def fit(found: dict[str, Any], view: Any) -> str:
     """The page with as many examples per language as fit in its size."""
     filled = context(found, view)
+    ours = found["run"].ours
+    kept = [explorer.examples(stream, traces, ours) for stream, traces in found["read"]]
     count = view.report.examples
     while True:
-        chosen = choose(found["read"], found["run"], count)
+        chosen = [example for stream in kept for example in explorer.take(stream, count)]
         page = render(filled, chosen, summary.explorer_words(found, chosen, view))
         size = len(page.encode())
-        if size <= LIMIT or count == 0:
+        if size <= LIMIT or count <= FEWEST:
             return page
-        count = min(count - 1, int(count * LIMIT / size))
+        count = max(FEWEST, min(count - 1, int(count * LIMIT / size)))
 
 
 def gather(view: Any) -> dict[str, Any]:
@@ -62,7 +66,7 @@ def gather(view: Any) -> dict[str, Any]:
         signal=view.gate.signal,
         reference=view.metrics.reference,
         cluster=view.metrics.cluster,
-        language=headline_language(view),
+        language=streams.headline_language(view),
         scales=view.run.scales,
         seeds=view.run.seeds,
     )
@@ -73,13 +77,6 @@ def gather(view: Any) -> dict[str, Any]:
         "origin": files.read_json(metrics.ORIGIN),
         "layers": {k: read_layer(*k) for k in layer_keys(view)},
     }
-
-
-def headline_language(view: Any) -> str:
-    """The language trained on, if it is tested; else the first one."""
-    tested: tuple[str, ...] = view.run.languages
-    trained: str = view.corpus.train_language
-    return trained if trained in tested else tested[0]
 
 
 def read_plain(view: Any) -> Read:
@@ -102,13 +99,6 @@ def read_layer(scale: str, seed: int) -> dict[str, Any]:
     folder = LAYERS / f"scale={scale}/seed={seed}"
     history = tables.read(folder / "history.parquet", tables.HISTORY)
     return {"card": files.read_json(folder / "config.json"), "history": history}
-
-
-def choose(read: Read, run: Run, count: int) -> list[explorer.Example]:
-    """Examples of every stream."""
-    return [
-        e for stream, traces in read for e in explorer.examples(stream, traces, run.ours, count)
-    ]
 
 
 def render(
@@ -167,8 +157,8 @@ def context(found: dict[str, Any], view: Any) -> dict[str, Any]:
     """The words, tables and figures of the page."""
     run: Run = found["run"]
     results: Results = found["results"]
-    place = Place(run.scales[0], run.seeds[0], run.language)
-    n = results.find("all", place, "loss", policy="arm_update")
+    place = Place(run.scales[0], None, run.language)
+    n = results.find(summary.TABLE, place, "loss", policy="arm_update")
     return {
         "scales": ", ".join(run.scales),
         "lead": summary.lead(found, view),
@@ -176,6 +166,7 @@ def context(found: dict[str, Any], view: Any) -> dict[str, Any]:
         "tiles": summary.Headline(results, place, run).tiles(),
         "facts": summary.facts(found, view),
         "units": run.units,
+        "seed_note": summary.seed_note(run),
         "sheets": all_sheets(results, run) | other_tables(results),
         "figures": draw(found, view),
         "limits": summary.limits(n, run, view),

@@ -38,13 +38,14 @@ def small_view(**report: Any) -> SimpleNamespace:
     return view
 
 
-def write_tokens(folder: Path, key: Key, chunks: int) -> None:
-    """Tokens of the first chunks of a stream; the hostile ones in every chunk."""
+def write_tokens(folder: Path, key: Key, chunks: int, length: int = 0) -> None:
+    """Tokens of the first chunks of a stream, at least `length` each, hostile ones among them."""
     stream = read(key)
     rng = np.random.default_rng(3)
     rows = []
     for i in range(chunks):
         pieces = ["def", " f", "(", "x", "):", "\n    ", "return", " x", "\n", *HOSTILE]
+        pieces += pieces[:9] * max(0, -(-(length - len(pieces)) // 9))
         columns = {
             f"nll_{arm}": [None, *rng.gamma(1.0, 2.0, len(pieces) - 1).tolist()] for arm in ARMS
         }
@@ -71,20 +72,25 @@ def write_layer(folder: Path) -> None:
     }
     table = pa.table(history).cast(tables.HISTORY)
     tables.write(folder / "history.parquet", table, tables.HISTORY)
-    card = {"backbone": "b" * 64, "weights": "c" * 64, "steps": 30}
+    card = {"backbone": "b" * 64, "weights": "c" * 64, "steps": 30, "chunks": 77}
     (folder / "config.json").write_text(json.dumps(card))
 
 
 def build(view: SimpleNamespace, chunks: int = 48) -> None:
     """Everything that the report reads, in the current folder."""
     synthetic.write_all(Path("data/scores"), view, chunks)
+    write_rest(view, chunks)
+    gate.make(view)
+    metrics.make(view)
+
+
+def write_rest(view: SimpleNamespace, chunks: int, length: int = 0) -> None:
+    """What the report reads beside the scores and what is made of them."""
     for key in keys(view):
-        write_tokens(Path("data/tokens"), key, chunks)
+        write_tokens(Path("data/tokens"), key, chunks, length)
     for scale in view.run.scales:
         for seed in view.run.seeds:
             write_layer(Path(f"data/ttt/scale={scale}/seed={seed}"))
-    gate.make(view)
-    metrics.make(view)
 
 
 def read_tokens(address: str, language: str) -> list[dict[str, Any]]:

@@ -21,7 +21,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ponderttt import gate, paper, report, streams
-from ponderttt.page import beside, cells, explorer, figures, lookup, pivot, sheets, summary, svg
+from ponderttt.page import (
+    beside,
+    cells,
+    explorer,
+    figures,
+    lookup,
+    pivot,
+    sheets,
+    summary,
+    svg,
+    verdicts,
+)
 from ponderttt.page.cells import DASH, cell, show
 from ponderttt.page.lines import all_sheets
 
@@ -49,7 +60,7 @@ def examples_of(page: str) -> dict:
     return json.loads(found[1])
 
 
-@pytest.mark.parametrize("module", [svg, cells, explorer, figures, summary])
+@pytest.mark.parametrize("module", [svg, cells, explorer, figures, summary, verdicts])
 def test_examples_in_docstrings(module: object) -> None:
     assert doctest.testmod(module).failed == 0
     assert doctest.testmod(module).attempted > 0
@@ -114,6 +125,64 @@ def test_the_paper_stands_beside(page: str) -> None:
     assert "89.2" in page  # the recovery that the paper states for it
 
 
+def test_the_lead_tells_what_the_layer_was_trained_on(page: str, project: SimpleNamespace) -> None:
+    assert "trained for 30 steps on 77 chunks of python" in page
+    found = report.gather(project)
+    for layer in found["layers"].values():
+        del layer["card"]["chunks"]  # as older layers are
+    assert "on an unknown number of chunks" in summary.lead(found, project)
+
+
+def test_the_training_stage_counts_its_chunks(scored: Path) -> None:
+    card = json.loads((scored / "data/ttt/scale=tiny/seed=0/config.json").read_text())
+    paths = (scored / "data/chunks/scale=tiny/set=train").glob("*.parquet")
+    assert card["chunks"] == sum(pq.read_metadata(path).num_rows for path in paths) > 0
+
+
+def test_signals_are_judged_by_their_rows(page: str) -> None:
+    rows = pq.read_table("data/metrics/signals.parquet").to_pylist()
+    better = {
+        row["signal"]
+        for row in rows
+        if row["metric"].split("_minus_recon")[0] in verdicts.JUDGED
+        and row["metric"].endswith("_minus_recon")
+        and (row["language"], row["reference"]) == ("python", "skip")
+        and row["value"] > 0
+        and row["p_holm"] < 0.05
+    }
+    assert better == {"gain_kl"}  # the better signal of the synthetic scores
+    (words,) = re.findall(r"<li>python, against skip: (.*?)</li>", page)
+    assert words.startswith("better than recon after Holm: gain_kl (")
+    assert len(re.findall(r"<li>(?:python|go), against (?:skip|base): ", page)) == 4
+
+
+def test_a_verdict_needs_something_to_test() -> None:
+    row = {"signal": "delta", "value": 0.2, "p_holm": 0.2}
+    none = {"signal": "delta", "value": None, "p_holm": None}
+    assert verdicts.verdict({"capture": [none]}) == "no signal can be compared with recon."
+    told = verdicts.verdict({"capture": [row], "Pearson r": [none]})
+    assert told == "no signal is better than recon after Holm. Not tested: Pearson r."
+    worse = verdicts.verdict({"capture": [row | {"value": -0.2, "p_holm": 0.001}]})
+    assert worse == "no signal is better than recon after Holm."
+
+
+def test_changed_code_is_told() -> None:
+    assert summary.commit({"commit": "a" * 40, "dirty": True}) == "a" * 12 + " with changes"
+    assert summary.commit({"commit": "a" * 40, "dirty": False}) == "a" * 12
+    assert "not in a repository" in summary.commit({"commit": None, "dirty": None})
+
+
+def test_the_bar_stands_where_the_caption_says(project: SimpleNamespace) -> None:
+    found = report.gather(project)
+    results, place = found["results"], lookup.Place("smollm2-135m", None, "python")
+    rate = results.find("seeds", place, "rate", policy="ema_recon")["value"]
+    drawing = figures.loss_against_rate(results, place, "ema_recon", "skip", 0.5)
+    panel = svg.Panel((0.0, 1.0), (0.0, 1.0))
+    (bar,) = re.findall(r'class="interval ours" x1="([\d.]+)" y1="[\d.]+" x2="([\d.]+)"', drawing)
+    assert abs(rate - 0.5) > 0.05
+    assert float(bar[0]) == float(bar[1]) == pytest.approx(panel.at((rate, 0))[0], abs=0.1)
+
+
 def test_a_missing_number_is_a_dash_with_its_reason() -> None:
     gap = cell({"value": None, "reason": "one seed has no spread"}, "loss")
     assert (gap.text, gap.title) == (DASH, "one seed has no spread")
@@ -151,7 +220,7 @@ def test_hostile_source_stays_text(page: str) -> None:
 def test_examples_say_what_the_gate_did(project: SimpleNamespace, page: str) -> None:
     chunks = examples_of(page)["chunks"]
     assert {c["language"] for c in chunks} == {"python", "go"}
-    assert {"calibration", "skip", "update"} >= {c["decision"] for c in chunks}
+    assert {"calibration", "skip", "update"} == {c["decision"] for c in chunks}
     for chunk in chunks:
         assert (chunk["threshold"] is None) == (chunk["decision"] == "calibration")
         if chunk["decision"] != "calibration":
@@ -172,9 +241,26 @@ def test_examples_are_left_out_when_they_do_not_fit(
     smaller = report.fit(report.gather(project), project)
     assert len(smaller.encode()) <= room
     shown = len(examples_of(smaller)["chunks"])
-    assert 0 < shown < 24
+    assert 2 * report.FEWEST < shown < 24
     assert f"{shown} chunks of the test sets" in smaller
     assert "24 were asked for" in smaller
+
+
+def test_a_few_examples_stay_on_a_page_that_is_full(
+    project: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    once = explorer.read_tokens
+    monkeypatch.setattr(
+        explorer, "read_tokens", lambda key, folder: read.append(key.language) or once(key, folder)
+    )
+    monkeypatch.setattr(report, "LIMIT", 1)
+    full = report.fit(report.gather(project), project)
+    languages = [chunk["language"] for chunk in examples_of(full)["chunks"]]
+    assert languages == ["python"] * report.FEWEST + ["go"] * report.FEWEST
+    assert f"{2 * report.FEWEST} chunks of the test sets" in full
+    assert "24 were asked for" in full
+    assert read == ["python", "go"]  # once, however many rounds it took
 
 
 def test_a_run_without_tokens_has_a_page(project: SimpleNamespace) -> None:
@@ -282,3 +368,12 @@ def test_several_scales_and_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "repositories" in page
     # Python, which was trained on, is not tested: the first language leads.
     assert "Held-out go" in page
+    assert "t-main" in page
+    assert page.count("Not measured in this run.") == 3  # main, shuffled, diagonal: python only
+    named = set(re.findall(r"rows in <code>data/metrics/(\w+).parquet", page))
+    assert named == {path.stem for path in Path("data/metrics").iterdir()} - {"all"}
+    # The first screen shows means over both seeds, as metrics.json has them.
+    loss = json.loads(Path("metrics/metrics.json").read_text())["smollm2-135m"]["go"]["loss_gate"]
+    assert re.search(rf'<dt>Loss</dt><dd class="value"[^>]*>{show(loss, "gap")} ', page)
+    assert "mean over seeds 0, 1." in page
+    assert "Figures and folded tables show seed 0" in page

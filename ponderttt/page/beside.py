@@ -142,8 +142,8 @@ def delta(figures: Figures) -> list[Stated]:
         "top share loss": row["loss"]["improvement_topk"],
         "top share capture %": row["stated_capture"]["topk"],
         "top share accuracy %": row["decision_accuracy"]["topk"],
-        "online capture %": row["stated_capture"]["threshold"],
-        "online accuracy %": row["decision_accuracy"]["threshold"],
+        "threshold capture at own rate %": row["stated_capture"]["threshold"],
+        "threshold accuracy %": row["decision_accuracy"]["threshold"],
         "top share overlap %": row["top50_overlap"],
     }
     return [_entry("small", TRAINED, values)]

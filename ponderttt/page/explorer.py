@@ -34,18 +34,19 @@ def read_tokens(key: Key, folder: Path = TOKENS) -> list[Example]:
     return sorted(rows, key=lambda row: int(row["order"]))
 
 
-def examples(
-    stream: Stream, traces: Traces, ours: str, count: int, folder: Path = TOKENS
-) -> list[Example]:
-    """At most `count` chunks of a stream, with all that the gate knew and did."""
-    kept = read_tokens(stream.key, folder)
+def examples(stream: Stream, traces: Traces, ours: str, folder: Path = TOKENS) -> list[Example]:
+    """The chunks of a stream whose tokens were kept, with all that the gate knew and did."""
     where = {chunk: i for i, chunk in enumerate(stream.chunk_id)}
     ranks = {name: percentiles(values) for name, values in stream.signals.items()}
-    free = [where[row["chunk_id"]] >= traces[ours].calibration for row in kept]
     return [
-        {**kept[i], **about(stream, where[kept[i]["chunk_id"]], traces, ours, ranks)}
-        for i in choose(free, count)
+        {**row, **about(stream, where[row["chunk_id"]], traces, ours, ranks)}
+        for row in read_tokens(stream.key, folder)
     ]
+
+
+def take(found: Sequence[Example], count: int) -> list[Example]:
+    """At most `count` of the examples of a stream."""
+    return [found[i] for i in choose([e["decision"] != "calibration" for e in found], count)]
 
 
 def choose(free: Sequence[bool], count: int) -> list[int]:

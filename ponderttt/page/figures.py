@@ -53,27 +53,32 @@ def loss_against_rate(
 
 def curve(results: Results, place: Place, policy: str, reference: str) -> list[Point]:
     """Realised rate and loss at each target rate."""
-    found = []
+    found, table = [], table_of(place, "curve")
     for rate in RATES:
         about = {"policy": policy, "rate": rate}
-        x = results.find("curve", place, "rate", **about)["value"]
-        y = results.find("curve", place, "loss", reference=reference, **about)["value"]
+        x = results.find(table, place, "rate", **about)["value"]
+        y = results.find(table, place, "loss", reference=reference, **about)["value"]
         if x is not None and y is not None:
             found.append((x, y))
     return found
 
 
+def table_of(place: Place, table: str) -> str:
+    """Where the numbers of one seed are, or their means over all seeds."""
+    return "seeds" if place.seed is None else table
+
+
 def _arm(results: Results, place: Place, arm: str, rate: float) -> Point:
-    loss = results.find("dense", place, "loss", policy=f"arm_{arm}")["value"]
+    loss = results.find(table_of(place, "dense"), place, "loss", policy=f"arm_{arm}")["value"]
     return rate, math.nan if loss is None else loss
 
 
 def _whisker(panel: Panel, results: Results, place: Place, ours: str, reference: str) -> None:
     """The paired interval of gate against Random at the gate's own rate, about Random's loss."""
-    about = {"policy": ours, "reference": reference}
-    gap = results.find("all", place, "below_random", **about)
-    loss = results.find("all", place, "loss", **about)["value"]
-    rate = results.find("all", place, "rate", policy=ours)["value"]
+    about, table = {"policy": ours, "reference": reference}, table_of(place, "all")
+    gap = results.find(table, place, "below_random", **about)
+    loss = results.find(table, place, "loss", **about)["value"]
+    rate = results.find(table, place, "rate", policy=ours)["value"]
     if None in (gap["low"], gap["high"], loss, rate):
         return
     blind = loss + gap["value"]

@@ -9,8 +9,9 @@ from ponderttt.page.beside import Stated, stated
 from ponderttt.page.cells import Cell, cell, dash
 from ponderttt.page.lookup import Place, Results, Row
 from ponderttt.page.sheets import SHEETS, Column, Run, Sheet
+from ponderttt.page.verdicts import signal_verdicts
 from ponderttt.results import RATES
-from ponderttt.signals import BY_NAME, LABEL_FREE, WITH_LABELS
+from ponderttt.signals import BY_NAME, LABEL_FREE, PAPER, WITH_LABELS
 from ponderttt.streams import REFERENCES
 
 COMMAND = "dvc repro metrics"
@@ -53,7 +54,8 @@ def fill(sheet: Sheet, results: Results, run: Run) -> dict[str, Any]:
     """One table as the template takes it."""
     return {
         "title": sheet.title,
-        "text": sheet.text,
+        "text": sheet.text.format(units=run.units),
+        "notes": notes(sheet, results, run),
         "paper": sheet.paper,
         "heads": heads(sheet, run),
         "columns": [column.head for column in sheet.columns],
@@ -61,6 +63,14 @@ def fill(sheet: Sheet, results: Results, run: Run) -> dict[str, Any]:
         "command": COMMAND,
         "file": f"data/metrics/{sheet.name}.parquet",
     }
+
+
+def notes(sheet: Sheet, results: Results, run: Run) -> list[str]:
+    """What a table says, in sentences made from its rows."""
+    if sheet.over != "signal":
+        return []
+    places = [place for place in results.places(sheet.name) if place.seed == run.seeds[0]]
+    return signal_verdicts(results, places, scales=len(run.scales) > 1)
 
 
 def heads(sheet: Sheet, run: Run) -> tuple[str, ...]:
@@ -74,10 +84,10 @@ def heads(sheet: Sheet, run: Run) -> tuple[str, ...]:
 
 
 def whole(sheet: Sheet, results: Results, run: Run) -> list[Block]:
-    """A short table: this run's lines, then the paper's."""
+    """A short table: this run's lines, then the paper's; none where this run has none."""
     lines = [line(sheet, results, run, spot) for spot in spots(sheet, results, run)]
-    lines += [paper_line(sheet, entry) for entry in stated(sheet.name)]
-    return [Block(tuple(lines))] if lines else []
+    beside = [paper_line(sheet, entry) for entry in stated(sheet.name)]
+    return [Block((*lines, *beside))] if lines else []
 
 
 def folded(sheet: Sheet, results: Results, run: Run) -> list[Block]:
@@ -129,7 +139,7 @@ def line(sheet: Sheet, results: Results, run: Run, spot: Spot) -> Line:
 def find(sheet: Sheet, column: Column, results: Results, run: Run, spot: Spot) -> Row:
     """The row behind a cell."""
     names = {"ours": run.ours, "signal": spot.signal or run.signal, "r": spot.reference}
-    return results.find(
+    row = results.find(
         sheet.name,
         spot.place,
         column.metric,
@@ -139,6 +149,9 @@ def find(sheet: Sheet, column: Column, results: Results, run: Run, spot: Spot) -
         variant=column.variant,
         rate=spot.rate,
     )
+    if "n" not in row and spot.signal in (PAPER, *WITH_LABELS):
+        return row | {"reason": "does not apply to the paper's own signal or to labels"}
+    return row
 
 
 def first_words(run: Run, spot: Spot, counted: Row) -> dict[str, str]:

@@ -27,10 +27,10 @@ def group(panels: list[tuple[str, str]], key: Any, caption: str) -> Group:
 def draw(found: dict[str, Any], view: Any) -> dict[str, Group]:
     """Every figure of the page."""
     results, run, read = found["results"], found["run"], found["read"]
-    place = Place(run.scales[0], run.seeds[0], run.language)
+    over_seeds = Place(run.scales[0], None, run.language)
     return {
-        "summary": loss_group(results, run, [place], view, LARGE),
-        "loss": loss_group(results, run, results.places("curve"), view),
+        "summary": loss_group(results, run, [over_seeds], view, LARGE),
+        "loss": loss_group(results, run, first_seed(run, results.places("curve")), view),
         "capture": capture_group(results, run),
         "forest": forest_group(results, run),
         "scatter": scatter_group(results, run, read),
@@ -64,12 +64,12 @@ def loss_group(
             f"{title(run, p.scale, p.language)}, against {run.reference}",
             figures.loss_against_rate(results, p, run.ours, run.reference, view.gate.rate, size),
         )
-        for p in first_seed(run, places)
+        for p in places
     ]
     caption = (
         "Loss at update rates from 0 (none) to 1 (every chunk). Gate: target rates 0.1 to 0.9, at "
-        f"the rate it came to. The bar at target {view.gate.rate:g} (dotted): paired 95 % interval "
-        "of the gate's distance from Random."
+        f"the rate it came to. The bar stands at the rate it came to for target {view.gate.rate:g} "
+        "(dotted): paired 95 % interval of the gate's distance from Random at that rate."
     )
     return group(panels, POLICY_KEY, caption)
 

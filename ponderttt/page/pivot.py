@@ -33,8 +33,8 @@ PIVOTS = (
         title="Cost of an update",
         text="Three ways side by side: the paper's nominal model (1 + 2 rate), floating-point "
         "operations of matrix products counted on the real layer, and seconds measured on one "
-        "machine, per chunk. A gate runs the skip arm on every chunk and the update arm on those "
-        "it chooses. Ratios are to no update.",
+        "machine, per chunk. A gate runs what its signal needs on every chunk, then what the "
+        "chosen arm still lacks. Ratios are to no update.",
         columns={
             "cost_nominal": ("nominal", "times"),
             "flops_layer": ("layer, GFLOP", "giga"),
@@ -84,6 +84,7 @@ def pivot(layout: Pivot, results: Results) -> dict[str, Any]:
     return {
         "title": layout.title,
         "text": layout.text,
+        "notes": [],
         "paper": "",
         "heads": [*(layout.words.get(w, w) for w in named), *(["n"] if counted else [])],
         "columns": [head for head, _ in layout.columns.values()],

@@ -26,7 +26,7 @@ class Sheet:
 
     name: str
     title: str
-    text: str
+    text: str  # `{units}` stands for what the bootstrap draws
     columns: tuple[Column, ...]
     references: bool = True
     over: str = ""  # "", "rate" or "signal"
@@ -41,7 +41,7 @@ class Run:
     signal: str
     reference: str
     cluster: str
-    language: str  # the one trained on
+    language: str  # the headline's
     scales: tuple[str, ...]
     seeds: tuple[int, ...]
 
@@ -66,20 +66,17 @@ SHARES = (
     Column("rate after calibration %", "rate_after", "percent", policy="{ours}", reference=False),
     Column("nominal cost", "cost_nominal", "times", policy="{ours}", reference=False),
 )
-DELTA_METRICS: tuple[tuple[str, str, Kind], ...] = (
-    ("loss", "loss", "loss"),
-    ("capture %", "capture", "percent"),
-    ("accuracy %", "accuracy", "percent"),
-)
 DELTA = (
     Column("Pearson r", "pearson", "r", signal="delta"),
     Column("Spearman", "spearman", "r", signal="delta"),
-    *(
-        Column(f"{words} {head}", metric, kind, policy=policy)
-        for policy, words in (("topk_delta", "top share"), ("ema_delta", "online"))
-        for head, metric, kind in DELTA_METRICS
-    ),
+    Column("top share loss", "loss", "loss", policy="topk_delta"),
+    Column("top share capture %", "capture", "percent", policy="topk_delta"),
+    Column("top share accuracy %", "accuracy", "percent", policy="topk_delta"),
     Column("top share overlap %", "overlap", "percent", policy="topk_delta"),
+    Column("threshold loss", "loss", "loss", policy="fixed_delta"),
+    Column("threshold capture at own rate %", "capture_matched", "percent", policy="fixed_delta"),
+    Column("threshold accuracy %", "accuracy", "percent", policy="fixed_delta"),
+    Column("threshold rate %", "rate", "percent", policy="fixed_delta", reference=False),
 )
 
 
@@ -114,6 +111,16 @@ def saved_columns(variant: str) -> tuple[Column, ...]:
     )
 
 
+def compared_columns(head: str, metric: str, kind: Kind) -> tuple[Column, ...]:
+    """A metric of each signal, its difference to the paper's signal, and p after Holm."""
+    gap = f"{metric}_minus_{PAPER}"
+    return (
+        Column(head, metric, kind, signal="{signal}"),
+        Column(f"minus {PAPER}", gap, kind, signal="{signal}"),
+        Column("p, Holm", gap, "p", signal="{signal}", field="p_holm"),
+    )
+
+
 SHEETS = (
     Sheet(
         name="main",
@@ -144,14 +151,19 @@ SHEETS = (
     Sheet(
         name="accuracy",
         title="Agreement with the oracle",
-        text="Share of chunks decided as the oracle does. Overlap: share of the oracle's updates "
-        "that the gate makes too. McNemar compares the gate's and Random's right decisions: the "
-        "median p over Random's draws, plain and with whole documents as units.",
+        text="Share of chunks decided as the oracle does; overlap: share of the oracle's updates "
+        "that the gate makes too. Both move with the rate, so blind decisions at the gate's own "
+        "rate stand beside, and the gate is ahead only by what it has over them. McNemar compares "
+        "its right decisions with those of a Random that updates as often: the median p over "
+        "Random's draws, by chunks and with whole {units} as units.",
         columns=(
             Column("random %", "accuracy", "percent", policy="random"),
             Column("gate %", "accuracy", "percent", policy="{ours}"),
-            Column("gate overlap %", "overlap", "percent", policy="{ours}"),
+            Column("gate's rate %", "rate", "percent", policy="{ours}", reference=False),
+            Column("blind at that rate %", "accuracy_blind", "percent", policy="{ours}"),
             Column("gate ahead by %", "mcnemar", "percent", policy="{ours}"),
+            Column("gate overlap %", "overlap", "percent", policy="{ours}"),
+            Column("blind overlap %", "overlap_blind", "percent", policy="{ours}"),
             Column("McNemar p", "mcnemar", "p", policy="{ours}", field="p"),
             Column("p, clustered", "mcnemar_clustered", "p", policy="{ours}", field="p"),
         ),
@@ -212,7 +224,8 @@ SHEETS = (
         name="delta",
         title="The delta signal",
         text="Reconstruction loss before the step minus after it. It needs the update first, so a "
-        "gate on it saves no work.",
+        "gate on it saves no work. Threshold: set on the calibration chunks and never moved, as "
+        "the paper's; it comes to a rate of its own. The moving one is in the table of signals.",
         columns=DELTA,
         paper="Gating method comparison; Online gating comparison",
     ),
@@ -220,19 +233,19 @@ SHEETS = (
         name="signals",
         title="Every signal, ranked",
         text="Capture with lookahead at the exact rate, and online with the EMA gate against an "
-        "oracle with as many updates; each also as the paired difference to the paper's signal, "
-        "with p after Holm's correction. Best capture first. Signals that see the update or the "
-        "labels can save no work; they are here for comparison.",
+        "oracle with as many updates; also Pearson's r. Each with its paired difference to the "
+        "paper's signal and p after Holm's correction over the signals of that column; nothing "
+        "corrects over columns, languages and references. Best capture first. Signals that see "
+        "the update or the labels can save no work; they are here for comparison. All but "
+        "recon_prefix, which decides after 64 tokens, read the whole chunk that the decision is "
+        "then applied to from its first token on: a gate's loss at a token depends on later "
+        "tokens of its chunk through that one bit, though no arm looks ahead.",
         columns=(
-            Column("capture %", "capture_topk", "percent", signal="{signal}"),
-            Column(f"minus {PAPER}", f"capture_topk_minus_{PAPER}", "percent", signal="{signal}"),
-            Column(
-                "p, Holm", f"capture_topk_minus_{PAPER}", "p", signal="{signal}", field="p_holm"
-            ),
-            Column("capture online %", "capture_ema", "percent", signal="{signal}"),
-            Column("overlap %", "overlap_topk", "percent", signal="{signal}"),
-            Column("Pearson r", "pearson", "r", signal="{signal}"),
+            *compared_columns("capture %", "capture_topk", "percent"),
+            *compared_columns("capture online %", "capture_ema", "percent"),
+            *compared_columns("Pearson r", "pearson", "r"),
             Column("Spearman", "spearman", "r", signal="{signal}"),
+            Column("overlap %", "overlap_topk", "percent", signal="{signal}"),
         ),
         over="signal",
     ),

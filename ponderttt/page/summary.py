@@ -12,6 +12,7 @@ from ponderttt.page.lookup import Place, Results, Row
 from ponderttt.page.sheets import Run
 from ponderttt.streams import ARMS, REFERENCES
 
+TABLE = "seeds"  # the first screen shows means over all seeds
 SOURCES = {
     "packages": "source files of pinned packages",
     "folder": "source files of a local folder",
@@ -21,25 +22,33 @@ SOURCES = {
 
 def lead(found: dict[str, Any], view: Any) -> str:
     """What was done, in a sentence."""
-    steps = sorted({layer["card"]["steps"] for layer in found["layers"].values()})
+    cards = [layer["card"] for layer in found["layers"].values()]
+    steps = sorted({card["steps"] for card in cards})
+    # Layers of older runs do not say how many chunks they were trained on.
+    chunks = sorted({card["chunks"] for card in cards if "chunks" in card})
     return (
         f"{', '.join(view.run.scales)} reads source code in chunks of {view.chunks.length} tokens. "
-        f"A TTT layer, trained for {', '.join(map(str, steps))} steps on {view.size.train_chunks} "
+        f"A TTT layer, trained for {_listed(steps)} steps on {_listed(chunks)} "
         f"chunks of {view.corpus.train_language}, updates on a chunk if {view.gate.signal} is "
         f"above a threshold that steers towards {100 * view.gate.rate:.0f} % of the chunks; the "
         f"first {view.gate.calibration_chunks} calibrate it."
     )
 
 
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) or "an unknown number of"
+
+
 def headline(results: Results, place: Place, run: Run, n: Row) -> str:
     """The main result in words, with what it rests on."""
-    dense = results.find("all", place, "improvement", policy="always", reference=run.reference)
-    gap = results.find("all", place, "below_random", policy=run.ours, reference=run.reference)
+    dense = results.find(TABLE, place, "improvement", policy="always", reference=run.reference)
+    gap = results.find(TABLE, place, "below_random", policy=run.ours, reference=run.reference)
+    seeds = "mean over seeds" if len(run.seeds) > 1 else "seed"
     saved = cell(dense, "percent")
     return (
         f"Held-out {place.language}, {n.get('n', 0)} chunks of {n.get('clusters', 0)} {run.units}, "
-        f"seed {place.seed}. UPDATE on every chunk saves {saved.text} % {saved.interval} of "
-        f"{run.reference}'s loss. At its own rate the gate {verdict(gap)}."
+        f"{seeds} {_listed(run.seeds)}. UPDATE on every chunk saves {saved.text} % "
+        f"{saved.interval} of {run.reference}'s loss. At its own rate the gate {verdict(gap)}."
     )
 
 
@@ -71,15 +80,15 @@ class Tile:
 
 @dataclass(frozen=True)
 class Headline:
-    """The numbers of one run, as cells."""
+    """The numbers of the first screen, as cells."""
 
     results: Results
     place: Place
     run: Run
 
     def number(self, metric: str, kind: Kind, **about: str) -> Cell:
-        """One number of the headline's run."""
-        return cell(self.results.find("all", self.place, metric, **about), kind)
+        """One number, as the mean over all seeds."""
+        return cell(self.results.find(TABLE, self.place, metric, **about), kind)
 
     def tile(self, name: str, metric: str, kind: Kind, definition: str, **about: str) -> Tile:
         """A number against the headline's reference, and the same against the other one."""
@@ -162,12 +171,26 @@ def facts(found: dict[str, Any], view: Any) -> list[tuple[str, str]]:
             f"bootstrap {seeds['bootstrap']}",
         ),
         ("Intervals", f"{view.metrics.resamples} resamples of {found['run'].units}"),
-        ("Commit", _short(origin["commit"]) if origin["commit"] else f"{DASH} not in a repository"),
+        ("Commit", commit(origin)),
         ("Parameters", _short(origin["params"])),
         *((f"Hash of {name}", _short(h)) for name, h in sorted(origin["data"].items())),
         ("Machine", machine(origin)),
         ("Versions", ", ".join(f"{k} {v}" for k, v in sorted(origin["versions"].items()))),
     ]
+
+
+def commit(origin: dict[str, Any]) -> str:
+    """Which code made the numbers, and whether it was changed since its commit."""
+    if not origin["commit"]:
+        return f"{DASH} not in a repository"
+    return _short(origin["commit"]) + (" with changes" if origin.get("dirty") else "")
+
+
+def seed_note(run: Run) -> str:
+    """Which seed the figures show, where there are several."""
+    if len(run.seeds) == 1:
+        return ""
+    return f"Figures and folded tables show seed {run.seeds[0]}; Parquet has the others."
 
 
 def _backbones(layers: dict[tuple[str, int], dict[str, Any]]) -> list[tuple[str, str]]:
@@ -191,7 +214,7 @@ def explorer_words(
     wanted = view.report.examples * len(found["read"])
     text = f"{len(chosen)} chunks of the test sets as the model read them."
     if len(chosen) < wanted:
-        text += f" {wanted} were asked for; these are kept with the scores and fit on the page."
+        text += f" {wanted} were asked for; the others were not kept, or do not fit on the page."
     reference = found["run"].reference
     return {
         "text": text,

@@ -51,7 +51,7 @@ def verdict(compared: dict[str, list[Row]]) -> str:
     untested = [how for how in compared if how not in judged]
     gap = f" Not tested: {', '.join(untested)}." if untested else ""
     if not better:
-        return f"no signal is better than {PAPER} after Holm, by {' or '.join(judged)}.{gap}"
+        return f"no signal is better than {PAPER} after Holm.{gap}"
     found = "; ".join(f"{name} ({', '.join(by)})" for name, by in better.items())
     return f"better than {PAPER} after Holm: {found}.{gap}"
 
