@@ -1,4 +1,4 @@
-"""Time the gate, the bootstrap, and both stages at the paper's size, on synthetic scores.
+"""Time the gate, the bootstrap, and the last three stages at the paper's size, on made-up scores.
 
 python benchmarks/gate.py
 """
@@ -16,14 +16,14 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import pages  # noqa: E402
 import synthetic  # noqa: E402
 
-from ponderttt import bootstrap, gate, metrics, params, stage, streams  # noqa: E402
+from ponderttt import bootstrap, gate, metrics, params, report, stage, streams  # noqa: E402
 
 ROWS = 1_000_000
 CHUNKS = 16_000
 RESAMPLES = 10_000
-READS = ("run", "corpus", "chunks", "scores", "gate", "metrics")
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -38,13 +38,19 @@ def tell(what: str, taken: float, allowed: float) -> None:
     print(f"{what:58} {taken:7.2f} s   allowed {allowed:5.1f} s")
 
 
-def both_stages() -> None:
-    """Gate and metrics, four languages and the variants, all policies."""
-    view = stage.view(params.load(ROOT / "params.yaml"), READS)
+def last_stages() -> None:
+    """Gate, metrics and report, four languages and the variants, all policies."""
+    view = stage.view(params.load(ROOT / "params.yaml"), pages.READS)
     synthetic.write_all(streams.SCORES, view, CHUNKS)
-    taken = seconds(lambda: gate.make(view)) + seconds(lambda: metrics.make(view))
+    pages.write_rest(view, view.scores.token_chunks, length=view.chunks.length)
+    taken = {
+        made.__name__: seconds(lambda m=made: m.make(view)) for made in (gate, metrics, report)
+    }
+    for name, each in taken.items():
+        print(f"  {name.removeprefix('ponderttt.'):56} {each:7.2f} s")
     count = f"{len(streams.keys(view))} streams x {CHUNKS} chunks x {len(gate.policies())} policies"
-    tell(f"gate + metrics, {count}", taken, 60)
+    tell(f"together, {count}", sum(taken.values()), 60)
+    print(f"{'the page':58} {report.OUT.stat().st_size / 1000:7.0f} kB")
 
 
 def main() -> None:
@@ -59,7 +65,7 @@ def main() -> None:
     tell(f"{RESAMPLES:,} resamples of {CHUNKS:,} chunks, each a cluster", drawn, 5)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        both_stages()
+        last_stages()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{'peak memory':58} {peak:7.2f} GB  allowed   2.0 GB")
 
