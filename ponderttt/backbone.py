@@ -4,12 +4,14 @@ The body gives hidden states (after the final norm); the head turns hidden state
 The TTT layer sits between the two, so both must be had apart for any causal model.
 """
 
+import copy
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -26,6 +28,7 @@ class Backbone:
 
     model: Any
     card: dict[str, Any]
+    exact_head: Any = None  # in float32 where the body is not: arms differ by less than its steps
 
     @property
     def width(self) -> int:
@@ -64,7 +67,8 @@ class Backbone:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., d] hidden states to [..., V] logits, with what the model does after its head."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden.to(self.model.dtype)).float()
+        head = self.exact_head or self.model.get_output_embeddings()
+        logits: Tensor = head(hidden.to(head.weight.dtype)).float()
         cap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         return torch.tanh(logits / cap) * cap if cap else logits
 
@@ -77,16 +81,21 @@ def best_device() -> str:
 def load(folder: Path, device: str = "cpu") -> Backbone:
     """The model kept by the `backbone` stage; its weights must still be those of the card.
 
-    On a GPU it computes in bfloat16, made from the checked float32 weights.
+    On a GPU its body computes in bfloat16, made from the checked float32 weights, and its head
+    in float32.
     """
     card = files.read_json(folder / CARD)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
+            folder,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"{folder}: the model cannot be read ({error}); run `dvc repro -f backbone`"
         ) from None
@@ -95,7 +104,10 @@ def load(folder: Path, device: str = "cpu") -> Backbone:
         raise UserError(
             f"{folder}: the weights are not those that were fetched; run `dvc repro -f backbone`"
         )
-    return Backbone(model=model.to(device, compute_dtype(device)), card=card)
+    exact = None
+    if compute_dtype(device) != torch.float32:
+        exact = copy.deepcopy(model.get_output_embeddings()).to(device)
+    return Backbone(model=model.to(device, compute_dtype(device)), card=card, exact_head=exact)
 
 
 def compute_dtype(device: str) -> torch.dtype:
@@ -123,7 +135,12 @@ def bos_of(tokenizer: Any) -> int | None:
 
 def tokenizer_of(folder: Path) -> Any:
     """The fast tokenizer kept by `prepare`."""
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises no narrower one
+        raise UserError(
+            f"{folder}: the tokenizer cannot be read ({error}); run `dvc repro -f backbone`"
+        ) from error
 
 
 def weights_hash(model: torch.nn.Module) -> str:

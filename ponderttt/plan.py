@@ -205,13 +205,14 @@ def _scale_plan(params: Params, name: str, shape: Shape, split: Split) -> ScaleP
     layer = config_for(params.ttt, {"heads": shape.heads, "width": shape.width})
     memory = worker_memory(params, shape, layer, split, bytes_per_weight=4)
     on_gpu = worker_memory(params, shape, layer, split, bytes_per_weight=2)
+    exact_head = shape.vocabulary * shape.width * 4.0  # see `backbone.load`
     return ScalePlan(
         name=name,
         shape=shape,
         stages=_scale_stages(params, shape, layer),
         disk=scale_disk(params, shape, layer),
         memory={stage: RUNTIME + size for stage, size in memory.items()},
-        gpu_memory=max(on_gpu.values()),
+        gpu_memory=max(on_gpu.values()) + exact_head,
     )
 
 

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import shutil
+import sys
 import zipfile
 
 import pytest
@@ -8,7 +9,7 @@ import tiny
 import torch
 from transformers import AutoModelForCausalLM, Gemma3Config
 
-from ponderttt import backbone, hidden, losses, models, params, shards, tables
+from ponderttt import backbone, files, hidden, losses, models, params, shards, tables
 from ponderttt.errors import UserError
 
 FAMILIES = list(tiny.configs())
@@ -161,6 +162,81 @@ def test_a_missing_model_is_named_with_a_remedy(tmp_path):
         models.prepare(scale, tmp_path / "kept", tmp_path)
 
 
+def test_truncated_weights_are_named_with_a_remedy(tmp_path):
+    prepared(tmp_path, "llama")
+    for name in ("source", "kept"):
+        path = tmp_path / name / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"kept: the model cannot be read .*dvc repro -f backbone"):
+        backbone.load(tmp_path / "kept")
+    scale = params.Scale(source="hub", name=str(tmp_path / "source"))
+    with pytest.raises(UserError, match=r"source' cannot be loaded: .*Give a folder"):
+        models.prepare(scale, tmp_path / "again", tmp_path)
+
+
+def test_a_damaged_tokenizer_is_named_with_a_remedy(tmp_path):
+    prepared(tmp_path, "llama")
+    (tmp_path / "kept/tokenizer.json").write_text('{"model": ')
+    with pytest.raises(UserError, match="kept: the tokenizer cannot be read"):
+        backbone.tokenizer_of(tmp_path / "kept")
+
+
+def test_code_of_a_model_is_never_run(tmp_path):
+    source = tiny.save_model(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    config |= {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"},
+    }
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        models.prepare(params.Scale(source="hub", name=str(source)), tmp_path / "kept", tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_address_in_the_hubs_answer_is_not_shown(tmp_path, monkeypatch):
+    def refuse(*_args, **_more):
+        raise OSError("403 for https://cdn.example/x?Signature=planted, /planted/resolve")
+
+    monkeypatch.setattr(models.AutoConfig, "from_pretrained", refuse)
+    with pytest.raises(UserError, match="model 'a/b' cannot be loaded: 403 for") as caught:
+        models.prepare(params.Scale(source="hub", name="a/b"), tmp_path / "kept", tmp_path)
+    assert "planted" not in str(caught.value)
+
+
+def test_a_full_disk_is_told_and_leaves_the_old_backbone(copied):
+    before = files.folder_hash(copied / "data/backbone")
+    # The weights are longer than 20 KB, the config is not.
+    command = f"ulimit -f 20; exec '{sys.executable}' -m stages.backbone tiny"
+    done = tiny.run(copied, "bash", "-c", command, check=False)
+    assert done.returncode == 1
+    assert "cannot be written: the file is larger than this system allows" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert files.folder_hash(copied / "data/backbone") == before
+
+
+@pytest.mark.parametrize(
+    ("path", "stage"),
+    [
+        ("data/chunks/scale=tiny/set=python/part-00000.parquet", ("hidden", "tiny")),
+        ("data/hidden/scale=tiny/set=train/part-00000.safetensors", ("ttt", "tiny", "0")),
+        ("data/hidden/scale=tiny/set=python/part-00000.safetensors", ("scores", "tiny", "0")),
+        ("data/corpus/language=python/part-00000.parquet", ("chunks", "tiny")),
+        ("data/backbone/scale=tiny/model.safetensors", ("hidden", "tiny")),
+    ],
+)
+def test_a_stage_names_a_truncated_file_and_the_remedy(copied, path, stage):
+    content = (copied / path).read_bytes()
+    (copied / path).write_bytes(content[: len(content) // 2])
+    done = tiny.stage(copied, *stage, check=False)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    named = path if "backbone" not in path else "data/backbone/scale=tiny"
+    assert f"error: {named}: " in done.stderr
+    assert "dvc repro" in done.stderr
+
+
 def test_pickled_weights_are_refused(tmp_path):
     source = tiny.save_model(tmp_path / "source")
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
@@ -230,3 +306,19 @@ def test_base_losses_are_the_models_own(scored):
             mean = model.model(input_ids=labels, labels=labels).loss
         assert base["n_predicted"][i].as_py() == count - 1
         assert base["nll_base"][i].as_py() == pytest.approx(float(mean) * (count - 1), rel=1e-5)
+
+
+def test_a_body_in_bfloat16_keeps_its_head_in_float32(scored, monkeypatch):
+    """As on a GPU: states of two arms that differ in their last digits keep their difference."""
+    folder = scored / "data/backbone/scale=tiny"
+    whole = backbone.load(folder)
+    monkeypatch.setattr(backbone, "compute_dtype", lambda _: torch.bfloat16)
+    half = backbone.load(folder)
+    assert half.model.dtype == torch.bfloat16
+    states = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(half.logits(states), whole.logits(states))
+    tokens = tokens_of()
+    assert not torch.equal(half.hidden(tokens).float(), whole.hidden(tokens))
+    torch.testing.assert_close(
+        half.hidden(tokens).float(), whole.hidden(tokens), rtol=0.2, atol=0.2
+    )
