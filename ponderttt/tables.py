@@ -5,7 +5,8 @@ Sums are sums of nats over predicted tokens; `n_predicted` counts them; divide l
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +116,8 @@ def write(
 
 def read(path: Path, schema: pa.Schema) -> pa.Table:
     """Read one file; a missing, damaged or foreign one is an error that names it."""
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read()
-    except FileNotFoundError:
-        raise UserError(f"{path}: not found; run `dvc repro`") from None
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: damaged ({error}); delete it and run `dvc repro`") from None
+    with _named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        table = file.read()
     if not table.schema.equals(schema):
         raise UserError(f"{path}: its columns are not those of this version; run `dvc repro`")
     return table
@@ -129,13 +125,15 @@ def read(path: Path, schema: pa.Schema) -> pa.Table:
 
 def notes(path: Path) -> dict[str, Any]:
     """The metadata that `write` stored."""
-    metadata = pq.read_metadata(path).metadata or {}
+    with _named(path):
+        metadata = pq.read_metadata(path).metadata or {}
     return {k.decode(): json.loads(v) for k, v in metadata.items() if not k.startswith(b"ARROW")}
 
 
 def count(path: Path) -> int:
     """How many rows a file has, from its footer."""
-    return int(pq.read_metadata(path).num_rows)
+    with _named(path):
+        return int(pq.read_metadata(path).num_rows)
 
 
 def read_folder(folder: Path, schema: pa.Schema) -> pa.Table:
@@ -144,3 +142,14 @@ def read_folder(folder: Path, schema: pa.Schema) -> pa.Table:
     if not paths:
         raise UserError(f"{folder}: holds no table; run `dvc repro`")
     return pa.concat_tables([read(path, schema) for path in paths])
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A missing or damaged file is an error that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path}: not found; run `dvc repro`") from None
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: damaged ({error}); delete it and run `dvc repro`") from None

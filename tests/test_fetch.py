@@ -1,5 +1,6 @@
 """Real pip, on a folder of packages made on the spot; once on the registry itself."""
 
+import doctest
 import hashlib
 import io
 import os
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ponderttt import fetch as fetching
 from ponderttt import sources
 from ponderttt.errors import UserError
 from ponderttt.fetch import Pin, fetch
@@ -143,6 +145,38 @@ def test_addresses_and_passwords_are_not_shown(
         fetch([missing], tmp_path / "cache")
     for secret in ("person", "hunter2", "127.0.0.1", "://", str(registry)):
         assert secret not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Max retries exceeded with url: /planted/simple/nosuch/ (Caused by x)",
+        "GET '/planted/simple' failed",
+        "https://me:planted@host/simple: 401",
+        "401 for token hf_planted0123",
+        "see /home/planted/x.whl",
+        "HTTPSConnectionPool(host='planted.example', port=443)",
+    ],
+)
+def test_what_may_hold_a_token_is_hidden(line: str) -> None:
+    assert "planted" not in fetching.without_addresses(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "data/.downloads: full",
+        "./data/x.whl is not a wheel",
+        "openai-community/gpt2 is gated",
+        "a / b",
+    ],
+)
+def test_what_helps_stays(line: str) -> None:
+    assert fetching.without_addresses(line) == line
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    assert doctest.testmod(fetching).failed == 0
 
 
 def test_no_place_to_write(registry: Path, tmp_path: Path) -> None:

@@ -32,6 +32,14 @@ def test_no_space_is_told_with_a_remedy(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_number_in_a_message_is_a_full_disk_too(tmp_path):
+    """Libraries in Rust tell the system's number in words alone."""
+    with pytest.raises(UserError, match="no space left on the disk"), files.told(tmp_path):
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
+    with pytest.raises(RuntimeError, match="another"), files.told(tmp_path):
+        raise RuntimeError("another fault (os error 5)")
+
+
 def test_nan_is_no_json(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         files.write_json(tmp_path / "value.json", float("nan"))
@@ -69,6 +77,26 @@ def test_a_spoiled_table_is_named(tmp_path, spoil):
     schema = result_tables.GATE if spoil == "foreign" else tables.HISTORY
     with pytest.raises(UserError, match=r"t\.parquet: (damaged|its columns)"):
         tables.read(path, schema)
+
+
+@pytest.mark.parametrize("read", [tables.notes, tables.count])
+def test_a_cut_or_missing_table_is_named_when_its_footer_is_read(tmp_path, read):
+    path = tmp_path / "t.parquet"
+    with pytest.raises(UserError, match=r"t\.parquet: not found; run `dvc repro`"):
+        read(path)
+    table(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"t\.parquet: damaged .*delete it and run `dvc repro`"):
+        read(path)
+
+
+def test_a_cut_shard_is_named_when_its_notes_are_read(tmp_path):
+    path = tmp_path / "part-00000.safetensors"
+    shards.write(path, torch.randn(2, 8, 4), {"backbone": "abc"})
+    path.write_bytes(path.read_bytes()[:-20])
+    for read, place in ((shards.notes, path), (shards.folder_hash, tmp_path)):
+        with pytest.raises(UserError, match=r"part-00000\.safetensors: damaged .*dvc repro"):
+            read(place)
 
 
 @pytest.mark.parametrize("spoil", ["flip", "cut"])
