@@ -4,6 +4,7 @@ The whole list of members is judged before any content is handed out: one hostil
 refuses the archive.
 """
 
+import lzma
 import re
 import stat
 import tarfile
@@ -20,10 +21,15 @@ DAMAGE = (
     zipfile.BadZipFile,
     tarfile.TarError,
     zlib.error,
+    lzma.LZMAError,
     EOFError,
-    NotImplementedError,  # a compression method or zip version this Python does not read
+    UnicodeDecodeError,  # a member's name
+    NotImplementedError,  # a zip version this Python does not read
     OSError,  # "not a gzipped file", a failed checksum
 )
+# What packages use; the others of zip can only be unpacked whole, however long they are.
+COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +73,7 @@ def _read_zip(
         _judge(path, (_zip_member(entry) for entry in entries), limits)
         for entry in entries:
             if not entry.is_dir() and wanted(entry.filename):
-                yield entry.filename, archive.read(entry)
+                yield entry.filename, _unzipped(archive, entry)
 
 
 def _read_tar(
@@ -75,16 +81,28 @@ def _read_tar(
 ) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(path) as archive:
         _judge(path, (_tar_member(entry) for entry in archive), limits)
-        _read_to_end(archive)
+        _read_to_end(archive, limits)
         for entry in archive:
             if entry.isreg() and wanted(entry.name):
                 yield entry.name, _content(archive, entry)
 
 
-def _read_to_end(archive: tarfile.TarFile) -> None:
-    """The checksum of the compression stands behind the last member."""
-    while archive.fileobj and archive.fileobj.read(1 << 20):
-        pass
+def _unzipped(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """A member's content, read no further than one byte beyond the size that was judged."""
+    with archive.open(entry) as file:
+        content = file.read(entry.file_size + 1)
+    if len(content) != entry.file_size:
+        raise EOFError(f"{entry.filename} has not the {entry.file_size} bytes that it claims")
+    return content
+
+
+def _read_to_end(archive: tarfile.TarFile, limits: Limits) -> None:
+    """The checksum of the compression stands behind the last member, and little else does."""
+    left = limits.member
+    while archive.fileobj and (block := archive.fileobj.read(BLOCK)):
+        left -= len(block)
+        if left < 0:
+            raise tarfile.ReadError("it goes on after its last member")
 
 
 def _content(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
@@ -101,6 +119,8 @@ def _zip_member(entry: zipfile.ZipInfo) -> Member:
     oddity = ""
     if entry.flag_bits & 1:
         oddity = "is encrypted"
+    elif entry.compress_type not in COMPRESSIONS:
+        oddity = "is compressed in an unusual way"
     elif kind == stat.S_IFLNK:
         oddity = "is a link"
     elif kind not in {0, stat.S_IFREG, stat.S_IFDIR}:

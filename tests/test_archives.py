@@ -1,8 +1,11 @@
 """Archives are real files, made on the spot; hostile ones are refused as a whole."""
 
+import gzip
 import io
+import random
 import stat
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -111,6 +114,60 @@ def test_links_and_devices_in_a_zip(tmp_path: Path, mode: int, reason: str) -> N
         archive.writestr(entry, "/etc/passwd")
     with pytest.raises(UserError, match=reason):
         read(tmp_path / "a.whl")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_unusual_compression(tmp_path: Path, method: int) -> None:
+    with zipfile.ZipFile(tmp_path / "a.whl", "w", method) as archive:
+        archive.writestr("a.py", b"a = 1\n")
+    with pytest.raises(UserError, match=r"'a\.py' is compressed in an unusual way"):
+        read(tmp_path / "a.whl")
+
+
+@pytest.mark.parametrize("claimed", [10, 5 << 20])
+def test_a_member_that_lies_about_its_size(tmp_path: Path, claimed: int) -> None:
+    """It is not unpacked beyond what it claims, and not taken for whole."""
+    path = make_zip(tmp_path / "a.whl", {"a.py": b"\0" * (200 << 20)})
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02")
+    content[entry + 24 : entry + 28] = claimed.to_bytes(4, "little")
+    path.write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(UserError, match="damaged or truncated"):
+        read(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 32 << 20
+
+
+def test_a_tar_that_goes_on_after_its_end(tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "a.tar.gz", GOOD)
+    with path.open("ab") as file:
+        file.write(gzip.compress(b"\0" * (8 << 20)))
+    with pytest.raises(UserError, match=r"damaged or truncated .it goes on"):
+        read(path, Limits(member=4 << 20))
+    assert read(path)
+
+
+def test_a_damaged_xz(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.xz"
+    with tarfile.open(path, "w:xz") as archive:
+        for number in range(20):
+            entry = tarfile.TarInfo(f"m{number}.py")
+            entry.size = 5000
+            archive.addfile(entry, io.BytesIO(random.Random(number).randbytes(5000)))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="damaged or truncated"):
+        read(path)
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    path = make_zip(tmp_path / "a.whl", {"naïve.py": b"a = 1\n"})
+    path.write_bytes(path.read_bytes().replace("ï".encode(), b"\xff\xfe"))
+    with pytest.raises(UserError, match="damaged or truncated"):
+        read(path)
 
 
 def test_an_encrypted_member(tmp_path: Path) -> None:
