@@ -72,6 +72,11 @@ def check_apart(sets: dict[str, Sequence[Row]]) -> None:
                 )
 
 
+def shortfall(rows: Sequence[Row], wanted: int) -> dict[str, int]:
+    """For the notes: how many chunks were asked for, where there are fewer."""
+    return {"wanted": wanted} if len(rows) < wanted else {}
+
+
 def check_count(name: str, rows: Sequence[Row], wanted: int) -> None:
     """No chunk at all is an error; fewer than asked for is said aloud."""
     if not rows:

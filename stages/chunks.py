@@ -1,5 +1,6 @@
 """data/corpus + data/backbone -> data/chunks/scale=S"""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,23 @@ def make(view: Any, scale: str) -> None:
     tokenizer = backbone.tokenizer_of(folder)
     wanted = {"train": (view.corpus.train_language, "train", view.size.train_chunks)}
     wanted |= {name: (name, "test", view.size.test_chunks) for name in view.run.languages}
-    sets = {}
+    sets, short = {}, {}
     for name, (language, split, count) in wanted.items():
         documents = corpus[language].filter(pc.equal(corpus[language]["split"], split))
         sets[name] = chunks.make_set(documents, tokenizer, view.chunks, count)
         chunks.check_count(name, sets[name], count)
+        short[name] = chunks.shortfall(sets[name], count)
     for name in view.chunks.shuffled:
         if name in sets:
             sets[f"{name}-shuffled"] = chunks.shuffle(sets[name], view.chunks.seed)
+            short[f"{name}-shuffled"] = short[name]
     chunks.check_apart(sets)
     notes = {"tokenizer": card["tokenizer"], "vocabulary": card["vocabulary"]}
-    out = Path(f"data/chunks/scale={scale}")
+    work = stage.work_folder("chunks", [scale, stage.plain(view.chunks)])
+    shutil.rmtree(work)
     for name, rows in sets.items():
-        chunks.write_set(out / f"set={name}", rows, view.chunks.shard, notes)
+        chunks.write_set(work / f"set={name}", rows, view.chunks.shard, notes | short[name])
+    files.publish(work, Path(f"data/chunks/scale={scale}"))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 import hashlib
 import itertools
+import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import tiny
 
-from ponderttt import chunks, params, tables
+from ponderttt import chunks, files, params, tables
 from ponderttt.errors import UserError
-
-SETTINGS = params.parse(tiny.plain_params() | {"run": tiny.plain_params()["run"]}).chunks
 
 
 def settings(**changes):
@@ -112,6 +111,26 @@ def test_a_leak_between_train_and_test_stops(key):
     test[0][key] = train[0][key]
     with pytest.raises(UserError, match=f"{key} . is in train and in python"):
         chunks.check_apart({"train": train, "python": test})
+
+
+def test_a_set_that_is_short_says_so_in_its_notes():
+    assert chunks.shortfall([{}] * 3, 5) == {"wanted": 5}
+    assert chunks.shortfall([{}] * 5, 5) == {}
+
+
+def test_a_full_disk_leaves_no_half_a_set(copied):
+    out = copied / "data/chunks/scale=tiny"
+    before = files.folder_hash(out)
+    # Files of at most 3 KB: a set's first file is longer.
+    command = f"ulimit -f 3; exec '{sys.executable}' -m stages.chunks tiny"
+    done = tiny.run(copied, "bash", "-c", command, check=False)
+    assert done.returncode == 1
+    assert "cannot be written: the file is larger than this system allows" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert files.folder_hash(out) == before
+    tiny.stage(copied, "chunks", "tiny")
+    assert files.folder_hash(out) == before
+    assert list((copied / "data/.work").glob("chunks-*")) == []
 
 
 def test_an_empty_set_is_named():
