@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from ponderttt import files
 from ponderttt.errors import UserError
@@ -20,6 +21,13 @@ class Benchmarks:
             words = tuple(WORD.findall(string))
             self.wanted[words[:SHINGLE]].append(words)
 
+    def notes(self) -> dict[str, Any]:
+        """Whether anything was looked for, and what."""
+        solutions = sorted(" ".join(words) for found in self.wanted.values() for words in found)
+        if not solutions:
+            return {"decontaminated": False}
+        return {"decontaminated": True, "benchmarks": files.digest(solutions)}
+
     def found_in(self, text: str) -> bool:
         if not self.wanted:
             return False
@@ -33,16 +41,14 @@ class Benchmarks:
 
 
 def load(path: str) -> Benchmarks:
-    """Read a JSON list of strings; an empty path stands for no benchmarks at all."""
-    if not path:
-        return Benchmarks([])
+    """Read a JSON list of strings; an empty one stands for no benchmarks at all."""
     if not Path(path).is_file():
         raise UserError(
             f"corpus.decontaminate: {path} is not a file; give a JSON list of strings, "
-            "or set it to an empty string to keep benchmark solutions in"
+            "an empty one to keep benchmark solutions in"
         )
     strings = files.read_json(Path(path))
-    if not isinstance(strings, list) or not strings:
+    if not isinstance(strings, list):
         raise UserError(f"corpus.decontaminate: {path} must hold a JSON list of strings")
     for number, string in enumerate(strings):
         _check(path, number, string)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,15 +50,22 @@ def share() -> Any:
     return field(metadata={"check": lambda v: None if 0 <= v <= 1 else "must be from 0 to 1"})
 
 
-def filled() -> Any:
-    """A list or table that may not be empty or repeat itself."""
+def filled(low: int | None = None) -> Any:
+    """A list or table that may not be empty, repeat itself or hold a number below `low`."""
 
     def check(value: Any) -> str | None:
         if not value:
             return "must not be empty"
+        if low is not None and min(value) < low:
+            return f"must hold no number below {low}"
         return None if len(set(value)) == len(value) else "must not repeat an entry"
 
     return field(metadata={"check": check})
+
+
+def named(what: str) -> Any:
+    """A text that may not be empty, and what it must name."""
+    return field(metadata={"check": lambda v: None if v else f"must name {what}"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +79,7 @@ class Budget:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     scales: tuple[str, ...] = filled()
-    seeds: tuple[int, ...] = filled()
+    seeds: tuple[int, ...] = filled(low=0)
     languages: tuple[str, ...] = filled()
 
 
@@ -109,7 +117,7 @@ class Stack:
     train_files: int = at_least(1)
     test_files: int = at_least(1)
     licences: tuple[Literal["permissive", "no_license"], ...] = filled()
-    opt_out: str
+    opt_out: str = named("a file; one without names leaves nobody out")
     bucket: str
     region: str
     endpoint: str
@@ -122,14 +130,14 @@ class Stack:
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
     source: Literal["packages", "folder", "stack_v2"]
-    packages: str
+    packages: str = named("a list of packages")
     folder: str
     stack: Stack
     max_missing: float = share()
     languages: dict[str, tuple[str, ...]] = filled()
     train_language: str
     test_share: float = between(0, 1)
-    seed: int
+    seed: int = at_least(0)
     min_chars: int = at_least(1)
     max_chars: int = at_least(1)
     max_line: int = at_least(1)
@@ -137,7 +145,7 @@ class Corpus:
     min_letters: float = share()
     undecodable: Literal["stop", "drop"]
     near_duplicates: float = share()
-    decontaminate: str
+    decontaminate: str = named("a file; an empty list in it drops nothing")
     repo_chunks: int = at_least(1)
 
 
@@ -147,7 +155,7 @@ class Chunks:
     min_tokens: int = at_least(2)
     pack: Literal["document", "concat"]
     max_per_document: int = at_least(1)
-    seed: int
+    seed: int = at_least(0)
     shard: int = at_least(1)
     shuffled: tuple[str, ...]
 
@@ -161,7 +169,7 @@ class Hidden:
 
 @dataclass(frozen=True, kw_only=True)
 class Ttt:
-    heads: int | Literal["auto"]
+    heads: int | Literal["auto"] = at_least(1)
     mini_batch: int = at_least(1)
     base_lr: float = at_least(0)
     rate: Literal["paper", "official"]
@@ -192,7 +200,7 @@ class Gate:
     alpha: float = between(0, 1)
     calibration_chunks: int = at_least(1)
     random_seeds: int = at_least(1)
-    seed: int
+    seed: int = at_least(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +208,7 @@ class Metrics:
     reference: Literal["skip", "base"]
     cluster: Literal["document", "repo"]
     resamples: int = at_least(1)
-    seed: int
+    seed: int = at_least(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,52 +262,36 @@ def load(path: Path = Path("params.yaml")) -> Params:
 def parse(raw: Any, name: str = "params.yaml") -> Params:
     """Params from plain dicts and lists."""
     errors: list[str] = []
-    params: Params = _build(Params, raw, "", errors)
-    if not errors:
-        errors = _cross_check(params)
+    sound = _sound_values(Params, raw, "", errors)
+    for names, check in CHECKS:
+        if sound.keys() >= set(names):
+            errors += check(*(sound[name] for name in names))
     if errors:
         raise UserError(f"{name}:\n" + "\n".join(f"  {error}" for error in errors))
-    return params
+    return Params(**sound)
 
 
-def _cross_check(params: Params) -> list[str]:
-    """What ties one section to another."""
+def _check_budget(budget: str, budgets: dict[str, Budget]) -> list[str]:
+    if budget in budgets:
+        return []
+    return [f"budget: {budget!r} is not in budgets; allowed: {_names(budgets)}"]
+
+
+def _check_run_scales(run: Run, scales: dict[str, Scale]) -> list[str]:
     errors = []
-    if params.budget not in params.budgets:
-        errors.append(
-            f"budget: {params.budget!r} is not in budgets; allowed: {_names(params.budgets)}"
-        )
-    for scale in params.run.scales:
-        if scale not in params.scales:
+    for name in run.scales:
+        if name not in scales:
+            errors.append(f"run.scales: {name!r} is not in scales; allowed: {_names(scales)}")
+        elif scales[name].terms and not scales[name].accept_terms:
             errors.append(
-                f"run.scales: {scale!r} is not in scales; allowed: {_names(params.scales)}"
+                f"scales.{name}.accept_terms: must be true before this model is used; "
+                f"read {scales[name].terms}"
             )
-        elif params.scales[scale].terms and not params.scales[scale].accept_terms:
-            errors.append(
-                f"scales.{scale}.accept_terms: must be true before this model is used; "
-                f"read {params.scales[scale].terms}"
-            )
-    known = {
-        "run.languages": params.run.languages,
-        "chunks.shuffled": params.chunks.shuffled,
-        "scores.strict": params.scores.strict,
-        "corpus.train_language": (params.corpus.train_language,),
-    }
-    for key, languages in known.items():
-        for language in languages:
-            if language not in params.corpus.languages:
-                allowed = _names(params.corpus.languages)
-                errors.append(f"{key}: {language!r} is not in corpus.languages; allowed: {allowed}")
-    if params.chunks.min_tokens > params.chunks.length:
-        errors.append("chunks.min_tokens: must not exceed chunks.length")
-    if params.corpus.source == "folder" and not params.corpus.folder:
-        errors.append("corpus.folder: must name a directory when corpus.source is folder")
-    if params.corpus.source == "stack_v2":
-        for language in {*params.run.languages, params.corpus.train_language}:
-            if language not in params.corpus.stack.names:
-                errors.append(f"corpus.stack.names: {language!r} is missing")
-    errors += [e for name, scale in params.scales.items() for e in _check_scale(name, scale)]
     return errors
+
+
+def _check_scales(scales: dict[str, Scale]) -> list[str]:
+    return [error for name, scale in scales.items() for error in _check_scale(name, scale)]
 
 
 def _check_scale(name: str, scale: Scale) -> list[str]:
@@ -308,6 +300,80 @@ def _check_scale(name: str, scale: Scale) -> list[str]:
     if scale.source == "wheel" and not (scale.packages and scale.sha256):
         return [f"scales.{name}: a wheel needs packages and sha256"]
     return []
+
+
+def _check_corpus(corpus: Corpus) -> list[str]:
+    errors = _check_languages("corpus.train_language", (corpus.train_language,), corpus)
+    if corpus.source == "folder" and not corpus.folder:
+        errors.append("corpus.folder: must name a directory when corpus.source is folder")
+    # The value may hold a password, and is not shown for that reason.
+    if corpus.stack.endpoint and not _is_bare_address(corpus.stack.endpoint):
+        errors.append(
+            "corpus.stack.endpoint: must be an http or https address without user, password, "
+            "query and fragment (DVC records it); keys belong into the AWS credentials of this "
+            "machine, with corpus.stack.signed: true"
+        )
+    return errors
+
+
+def _is_bare_address(address: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(address)
+    except ValueError:
+        return False
+    extra = "@" in parts.netloc or "?" in address or "#" in address
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not extra
+
+
+def _check_stack_names(run: Run, corpus: Corpus) -> list[str]:
+    if corpus.source != "stack_v2":
+        return []
+    wanted = dict.fromkeys([*run.languages, corpus.train_language])
+    return [
+        f"corpus.stack.names: {language!r} is missing"
+        for language in wanted
+        if language not in corpus.stack.names
+    ]
+
+
+def _check_languages(key: str, languages: tuple[str, ...], corpus: Corpus) -> list[str]:
+    allowed = _names(corpus.languages)
+    return [
+        f"{key}: {language!r} is not in corpus.languages; allowed: {allowed}"
+        for language in languages
+        if language not in corpus.languages
+    ]
+
+
+def _check_run_languages(run: Run, corpus: Corpus) -> list[str]:
+    return _check_languages("run.languages", run.languages, corpus)
+
+
+def _check_shuffled(chunks: Chunks, corpus: Corpus) -> list[str]:
+    return _check_languages("chunks.shuffled", chunks.shuffled, corpus)
+
+
+def _check_strict(scores: Scores, corpus: Corpus) -> list[str]:
+    return _check_languages("scores.strict", scores.strict, corpus)
+
+
+def _check_chunks(chunks: Chunks) -> list[str]:
+    too_many = chunks.min_tokens > chunks.length
+    return ["chunks.min_tokens: must not exceed chunks.length"] if too_many else []
+
+
+# What ties one value to another; each check is made where the sections that it reads are sound.
+CHECKS: tuple[tuple[tuple[str, ...], Callable[..., list[str]]], ...] = (
+    (("budget", "budgets"), _check_budget),
+    (("run", "scales"), _check_run_scales),
+    (("run", "corpus"), _check_run_languages),
+    (("run", "corpus"), _check_stack_names),
+    (("scales",), _check_scales),
+    (("corpus",), _check_corpus),
+    (("chunks",), _check_chunks),
+    (("chunks", "corpus"), _check_shuffled),
+    (("scores", "corpus"), _check_strict),
+)
 
 
 def _names(table: Any) -> str:
@@ -350,19 +416,29 @@ def _build_union(options: tuple[Any, ...], raw: Any, key: str, errors: list[str]
 
 
 def _build_dataclass(kind: Any, raw: Any, key: str, errors: list[str]) -> Any:
-    if not isinstance(raw, dict):
-        return _wrong(key or "the file", "a table", raw, errors)
-    fields, hints = {f.name: f for f in dataclasses.fields(kind)}, get_type_hints(kind)
     before = len(errors)
+    values = _sound_values(kind, raw, key, errors)
+    return kind(**values) if len(errors) == before else None
+
+
+def _sound_values(kind: Any, raw: Any, key: str, errors: list[str]) -> dict[str, Any]:
+    """The fields of a dataclass that nothing is wrong with."""
+    if not isinstance(raw, dict):
+        _wrong(key or "the file", "a table", raw, errors)
+        return {}
+    fields, hints = {f.name: f for f in dataclasses.fields(kind)}, get_type_hints(kind)
     for name in raw.keys() - fields.keys():
         errors.append(f"{_join(key, name)}: unknown key; allowed: {_names(fields)}")
     values = {}
     for name, spec in fields.items():
+        before = len(errors)
         if name in raw:
-            values[name] = _build_field(hints[name], spec, raw[name], _join(key, name), errors)
+            value = _build_field(hints[name], spec, raw[name], _join(key, name), errors)
+            if len(errors) == before:
+                values[name] = value
         elif spec.default is dataclasses.MISSING:
             errors.append(f"{_join(key, name)}: missing")
-    return kind(**values) if len(errors) == before else None
+    return values
 
 
 def _build_field(hint: Any, spec: Any, raw: Any, key: str, errors: list[str]) -> Any:

@@ -50,6 +50,14 @@ def test_params_are_frozen():
         ({"run__languages": ["cobol"]}, "run.languages: 'cobol' is not in corpus.languages"),
         ({"ttt__diagonal": 1}, "ttt.diagonal: must be one of 0, -1"),
         ({"ttt__diagonal": False}, "ttt.diagonal: must be one of 0, -1, is False"),
+        ({"ttt__heads": 0}, "ttt.heads: must be at least 1"),
+        ({"run__seeds": [0, -1]}, "run.seeds: must hold no number below 0"),
+        ({"corpus__seed": -1}, "corpus.seed: must be at least 0"),
+        ({"chunks__seed": -1}, "chunks.seed: must be at least 0"),
+        ({"gate__seed": -1}, "gate.seed: must be at least 0"),
+        ({"metrics__seed": -1}, "metrics.seed: must be at least 0"),
+        ({"corpus__decontaminate": ""}, "corpus.decontaminate: must name a file; an empty list"),
+        ({"corpus__stack__opt_out": ""}, "corpus.stack.opt_out: must name a file"),
         ({"ttt__heads": "many"}, "ttt.heads: must be of type int"),
         ({"chunks__min_tokens": 600}, "chunks.min_tokens: must not exceed chunks.length"),
         ({"corpus__source": "folder"}, "corpus.folder: must name a directory"),
@@ -78,6 +86,38 @@ def test_all_errors_come_at_once():
         params.parse(changed(gate__rate=7, hidden__batch=0, run__speed=3))
     for key in ("gate.rate", "hidden.batch", "run.speed"):
         assert key in str(caught.value)
+
+
+def test_what_ties_two_values_is_checked_beside_other_errors():
+    wrong = {"gate__rate": 7, "budget": "huge", "run__languages": ["cobol"]}
+    with pytest.raises(UserError) as caught:
+        params.parse(changed(**wrong, chunks__min_tokens=600, scores__batch=0))
+    for key in ("gate.rate", "budget:", "run.languages", "chunks.min_tokens", "scores.batch"):
+        assert key in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://me:planted@store.example",
+        "https://planted@store.example",
+        "https://store.example/?key=planted",
+        "https://store.example/#planted",
+        "ftp://store.example/planted",
+        "store.example/planted",
+        "https:///planted",
+        "https://[planted",
+    ],
+)
+def test_an_address_that_may_hold_a_secret_is_refused_and_not_shown(address):
+    with pytest.raises(UserError, match=r"corpus\.stack\.endpoint: must be an http") as caught:
+        params.parse(changed(corpus__stack__endpoint=address))
+    assert "planted" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["", "http://127.0.0.1:9000", "https://store.example/s3/"])
+def test_a_plain_address_is_let_through(address):
+    assert params.parse(changed(corpus__stack__endpoint=address)).corpus.stack.endpoint == address
 
 
 def test_a_file_that_is_no_yaml_is_named(tmp_path):

@@ -43,6 +43,16 @@ def closure(path: Path) -> set[str]:
     return seen
 
 
+def resolved(dep: str) -> str:
+    """A dependency as DVC sees it where it is the value of a param."""
+    if not dep.startswith("${corpus."):
+        return dep
+    value = yaml.safe_load((ROOT / "params.yaml").read_text())
+    for name in dep[2:-1].split("."):
+        value = value[name]
+    return value
+
+
 def source_deps(stage: dict) -> set[str]:
     return {dep for dep in stage["deps"] if dep.endswith(".py")}
 
@@ -90,11 +100,17 @@ def test_every_section_is_read_by_some_stage():
 
 
 def test_every_data_file_of_the_package_is_a_dependency():
-    listed = {dep for stage in STAGES.values() for dep in stage["deps"]}
+    listed = {resolved(dep) for stage in STAGES.values() for dep in stage["deps"]}
     listed.add("ponderttt/shapes.json")  # serves `ponderttt plan` only
-    kinds = (".json", ".html", ".css", ".js")
+    kinds = (".json", ".txt", ".html", ".css", ".js")
     files = [p for p in (ROOT / "ponderttt").rglob("*") if p.suffix in kinds]
     assert {p.relative_to(ROOT).as_posix() for p in files} <= listed
+
+
+def test_the_lists_that_a_param_names_are_dependencies_and_there():
+    named = [dep for dep in STAGES["corpus"]["deps"] if dep.startswith("${")]
+    assert named == ["${corpus.packages}", "${corpus.stack.opt_out}", "${corpus.decontaminate}"]
+    assert all((ROOT / resolved(dep)).is_file() for dep in named)
 
 
 def test_every_package_file_is_used_by_some_stage():
