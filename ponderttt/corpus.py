@@ -1,5 +1,6 @@
 """The corpus: source files cleaned, deduplicated, capped and split by repository."""
 
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -44,8 +45,6 @@ def make(view: Any) -> None:
     source = sources.source(view.corpus)
     rows, tally = build(source, view.corpus, languages)
     check_filled(rows, tally, view.run.languages, view.corpus.train_language)
-    if view.corpus.near_duplicates:
-        check_near_leak(rows, view.corpus.near_duplicates)
     work = stage.work_folder("corpus", [stage.plain(view.corpus), languages])
     # An interrupted run may have left tables of other contents of a folder.
     shutil.rmtree(work)
@@ -62,6 +61,7 @@ def build(source: Source, params: Corpus, languages: Sequence[str]) -> tuple[lis
     rows = unique(rows, tally)
     rows = without_near_duplicates(rows, params, tally)
     rows = capped(rows, params, tally)
+    rows = without_near_leaks(rows, params, tally)
     return sorted(rows, key=lambda row: (row.split, row.repo, row.path, row.doc_id)), tally
 
 
@@ -69,16 +69,18 @@ def read(source: Source, params: Corpus, languages: Sequence[str], tally: Tally)
     """Documents that pass the filters, on no side yet."""
     rows, undecodable = [], []
     benchmarks = decontaminate.load(params.decontaminate)
-    for document in source.documents(languages):
-        text, problem = judged(document, params)
-        if benchmarks.found_in(text):
-            problem = "benchmark solution"
-        if problem:
-            tally[document.language, problem] += 1
-        else:
-            rows.append(_row(document, text))
-        if problem == "undecodable":
-            undecodable.append(f"{document.repo}: {document.path}")
+    # Closed on an interrupt too, so that a source's threads end at once.
+    with contextlib.closing(source.documents(languages)) as documents:
+        for document in documents:
+            text, problem = judged(document, params)
+            if benchmarks.found_in(text):
+                problem = "benchmark solution"
+            if problem:
+                tally[document.language, problem] += 1
+            else:
+                rows.append(_row(document, text))
+            if problem == "undecodable":
+                undecodable.append(f"{document.repo}: {document.path}")
     if undecodable and params.undecodable == "stop":
         raise UserError(_undecodable_message(undecodable))
     return rows
@@ -89,10 +91,8 @@ def judged(document: Document, params: Corpus) -> tuple[str, str]:
     problem = document.problem or clean.path_problem(document.path)
     if problem:
         return "", problem
-    try:
-        text = document.content.decode(document.encoding)
-        text.encode()  # some codecs let through half characters that no table can hold
-    except (UnicodeError, LookupError):
+    text = sources.decode(document.content, document.encoding)
+    if text is None:
         return "", "undecodable"
     text, problem = clean.cleaned(text, params)
     return ("", problem) if problem else (text, "")
@@ -191,6 +191,21 @@ def capped(rows: Iterable[Row], params: Corpus, tally: Tally) -> list[Row]:
     return kept
 
 
+def without_near_leaks(rows: Sequence[Row], params: Corpus, tally: Tally) -> list[Row]:
+    """No test row that is much like a training row, by other hashes than those of the removal."""
+    if not params.near_duplicates:
+        return list(rows)
+    train = [row.text for row in rows if row.split == "train"]
+    test = [row for row in rows if row.split == "test"]
+    texts = tqdm([row.text for row in test], "leaks")
+    found = near.between(train, texts, params.near_duplicates)
+    leaks = {test[number].doc_id for _, number in found}
+    for row in test:
+        if row.doc_id in leaks:
+            tally[row.language, "near-duplicate of training"] += 1
+    return [row for row in rows if row.doc_id not in leaks]
+
+
 def check_filled(
     rows: Iterable[Row], tally: Tally, tested: Sequence[str], train_language: str
 ) -> None:
@@ -226,29 +241,10 @@ def check_leak(table: pa.Table) -> None:
             )
 
 
-def check_near_leak(rows: Iterable[Row], threshold: float) -> None:
-    """Stop if a test document is much like a training document."""
-    sides: dict[str, list[Row]] = {"train": [], "test": []}
-    for row in rows:
-        sides[row.split].append(row)
-    pairs = near.between(
-        [row.text for row in sides["train"]], [row.text for row in sides["test"]], threshold
-    )
-    for i, j in pairs:
-        train, test = sides["train"][i], sides["test"][j]
-        raise UserError(
-            f"data/corpus: {test.repo}: {test.path} in test is a near-duplicate of "
-            f"{train.repo}: {train.path} in train; delete data/corpus and run `dvc repro`"
-        )
-
-
 def notes(source: Source, params: Corpus, language: str) -> dict[str, Any]:
     """Where the documents of a language come from."""
-    return {
-        "source": params.source,
-        "decontaminated": bool(params.decontaminate),
-        **source.notes([language]),
-    }
+    against = decontaminate.load(params.decontaminate).notes()
+    return {"source": params.source, **against, **source.notes([language])}
 
 
 def write(

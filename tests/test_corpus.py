@@ -8,7 +8,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ponderttt import clean, corpus, files, params, sources, tables
+from ponderttt import clean, corpus, files, near, params, sources, tables
 from ponderttt.errors import UserError
 from ponderttt.params import Corpus
 
@@ -28,7 +28,9 @@ APACHE = "Copyright 2020 A. Person\n\nLicensed under the Apache License, Version
 
 
 def settings(**changes: Any) -> Corpus:
-    return dataclasses.replace(params.load(ROOT / "params.yaml").corpus, **changes)
+    own = params.load(ROOT / "params.yaml").corpus
+    lists = {"decontaminate": str(ROOT / own.decontaminate)}
+    return dataclasses.replace(own, **{**lists, **changes})
 
 
 def python(name: str, lines: int = 12) -> str:
@@ -130,8 +132,8 @@ class Backwards:
     def __init__(self, source: sources.Source) -> None:
         self.source = source
 
-    def documents(self, languages: Sequence[str]) -> Iterator[sources.Document]:
-        return reversed(list(self.source.documents(languages)))
+    def documents(self, languages: Sequence[str]) -> Generator[sources.Document, None, None]:
+        yield from reversed(list(self.source.documents(languages)))
 
     def notes(self, languages: Sequence[str]) -> dict[str, Any]:
         return self.source.notes(languages)
@@ -208,6 +210,18 @@ def test_a_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
     assert notes("python")["dropped"]["not a regular file"] == 1
 
 
+def test_a_file_that_is_far_too_long_is_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "repo1/long.py").write_bytes(b"x = 1\n" * 5000)
+    read, real = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or real(path))
+    make(folder, max_chars=5000)
+    assert notes("python")["dropped"]["too long"] == 1
+    assert "long.py" not in read
+    assert "m0.py" in read
+
+
 def test_an_empty_language_is_named(folder: Path) -> None:
     make(folder)
     before = files.folder_hash(corpus.OUT)
@@ -241,9 +255,19 @@ def test_near_duplicates_go_and_none_is_left_between_the_sides(folder: Path) -> 
     assert notes("python")["dropped"]["near-duplicate"] == 4
     make(folder, near_duplicates=0.0)
     assert "near-duplicate" not in notes("python")["dropped"]
-    left = [corpus.Row(**row) for row in table("python").to_pylist()]
-    with pytest.raises(UserError, match=r"alike.py in test is a near-duplicate of repo"):
-        corpus.check_near_leak(left, 0.7)
+
+
+def test_what_the_removal_misses_is_dropped_from_the_test_side(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(5):
+        (folder / f"repo{n}/alike.py").write_text(f"{python('alike', 40)}last_{n} = {n}\n")
+    monkeypatch.setattr(near, "first_of_each", lambda texts, _: (True for _ in texts))
+    make(folder)
+    found = table("python").to_pylist()
+    sides = [row["split"] for row in found if row["path"].endswith("alike.py")]
+    assert set(sides) == {"train"}
+    assert notes("python")["dropped"]["near-duplicate of training"] == 5 - len(sides) > 0
 
 
 def test_benchmark_solutions_are_dropped(folder: Path, tmp_path: Path) -> None:
@@ -251,6 +275,7 @@ def test_benchmark_solutions_are_dropped(folder: Path, tmp_path: Path) -> None:
     make(folder, decontaminate=str(tmp_path / "solutions.json"))
     assert notes("python")["dropped"]["benchmark solution"] == 3  # with the copy of one
     assert notes("python")["decontaminated"]
+    assert len(notes("python")["benchmarks"]) == 64
     with pytest.raises(UserError, match=r"corpus.decontaminate: nowhere is not a file"):
         make(folder, decontaminate="nowhere")
 
