@@ -35,8 +35,13 @@ AHEAD = 4  # blobs in the works for each connection, so that a slow one holds up
 
 # Problems that may pass; every other one is final.
 SERVER, CONNECTION = "server error", "connection failed"
+TRANSIENT = (SERVER, CONNECTION)
 REASONS = {301: "in another region", 307: "in another region", 403: "access denied", 404: "missing"}
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+
+DOWN = """corpus.stack: more than {limit} requests to the bucket failed in a row ({problem}).
+Check the network and bucket, region and endpoint in corpus.stack, then run `dvc repro` again: it \
+goes on where it was."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,15 @@ class Store:
             maxsize=settings.connections, retries=False, timeout=settings.timeout
         )
         self.part = folder / ".part"
+        self.closed = threading.Event()
+        self.lock, self.failed = threading.Lock(), 0  # requests that failed one after the other
 
     def blobs(self, ids: Sequence[str]) -> Generator[Blob, None, None]:
         """Each blob in the order of `ids`, whichever comes first."""
         # Only what a killed run left lies there: the caller holds the folder's lock.
         shutil.rmtree(self.part, ignore_errors=True)
         self.part.mkdir(parents=True)
+        self.closed.clear()
         window: deque[Future[Blob]] = deque()
         workers = ThreadPoolExecutor(self.settings.connections)
         try:
@@ -74,6 +82,7 @@ class Store:
             while window:
                 yield window.popleft().result()
         finally:
+            self.closed.set()  # whoever waits for another attempt stops waiting
             workers.shutdown(cancel_futures=True)
             shutil.rmtree(self.part, ignore_errors=True)
 
@@ -103,12 +112,24 @@ class Store:
         """The body as stored, or the problem left after the last attempt."""
         body, problem, pause = b"", "", 0.0
         for attempt in range(self.settings.attempts):
-            if attempt:
-                time.sleep(max(pause, _pause(attempt)))
+            if attempt and self.closed.wait(max(pause, _pause(attempt))):
+                break
             body, problem, pause = self._try(blob_id)
-            if problem not in (SERVER, CONNECTION):
+            self._count(problem)
+            if problem not in TRANSIENT:
                 break
         return body, problem
+
+    def _count(self, problem: str) -> None:
+        """Stop when a whole window of requests failed: no attempt will help the next ones."""
+        # One blob alone may use up all its attempts.
+        limit = AHEAD * self.settings.connections + self.settings.attempts
+        with self.lock:
+            self.failed = self.failed + 1 if problem in TRANSIENT else 0
+            down = self.failed > limit
+        if down:
+            self.closed.set()
+            raise UserError(DOWN.format(limit=limit, problem=problem))
 
     def _try(self, blob_id: str) -> tuple[bytes, str, float]:
         """One request: body, problem, and the pause that the server asks for."""
@@ -170,10 +191,14 @@ def _pause(attempt: int) -> float:
 
 def _asked_pause(value: str) -> float:
     """`Retry-After` in seconds or as a date; what cannot be read asks for nothing."""
-    if value.isdigit():
-        return min(LONGEST_PAUSE, float(value))
-    date = email.utils.parsedate_to_datetime(value) if value.endswith("GMT") else None
-    return min(LONGEST_PAUSE, max(0.0, date.timestamp() - time.time())) if date else 0.0
+    try:
+        if value.strip().isdecimal():
+            seconds = float(value)
+        else:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+    return min(LONGEST_PAUSE, max(0.0, seconds))
 
 
 def _endpoint(settings: Stack) -> str:

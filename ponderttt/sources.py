@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,6 +12,8 @@ from tqdm import tqdm
 from ponderttt import archives, fetch, files
 from ponderttt.errors import UserError
 from ponderttt.params import Corpus
+
+BYTES_PER_CHAR = 4  # the most that an encoding takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +29,21 @@ class Document:
     problem: str = ""
 
 
+def decode(content: bytes, encoding: str) -> str | None:
+    """The text of a content, if it is one."""
+    try:
+        text = content.decode(encoding)
+        text.encode()  # some codecs let through half characters that no table can hold
+    except (ValueError, LookupError):
+        return None
+    return text
+
+
 class Source(Protocol):
     """What the corpus asks of a source."""
 
-    def documents(self, languages: Sequence[str]) -> Iterator[Document]:
-        """All documents of these languages, always in the same order."""
+    def documents(self, languages: Sequence[str]) -> Generator[Document, None, None]:
+        """All documents of these languages, always the same; the corpus puts them in order."""
 
     def notes(self, languages: Sequence[str]) -> dict[str, Any]:
         """What exactly was read, for the tables' metadata."""
@@ -78,7 +90,7 @@ class Packages:
         self.params = params
         self.listed = read_list(Path(params.packages))
 
-    def documents(self, languages: Sequence[str]) -> Iterator[Document]:
+    def documents(self, languages: Sequence[str]) -> Generator[Document, None, None]:
         chosen = self._chosen(languages)
         paths = fetch.fetch([entry.pin for entry in chosen])
         for entry in tqdm(chosen, desc="reading"):
@@ -111,7 +123,7 @@ class Folder:
         if not self.folder.is_dir():
             raise UserError(f"corpus.folder: {params.folder} is not a directory; name one that is")
 
-    def documents(self, languages: Sequence[str]) -> Iterator[Document]:
+    def documents(self, languages: Sequence[str]) -> Generator[Document, None, None]:
         known = extensions(self.params, languages)
         for path in tqdm(list(self._paths()), desc="reading"):
             if _extension(path.name) in known:
@@ -140,6 +152,8 @@ class Folder:
         if path.is_symlink() or not path.is_file():
             return dataclasses.replace(document, problem="not a regular file")
         try:
+            if path.stat().st_size > self.params.max_chars * BYTES_PER_CHAR:
+                return dataclasses.replace(document, problem="too long")
             return dataclasses.replace(document, content=path.read_bytes())
         except OSError as error:
             _refuse(error)

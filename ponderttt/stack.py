@@ -4,7 +4,7 @@ import contextlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from ponderttt import fetch, files, tables
-from ponderttt.blobs import Blob, Store
+from ponderttt.blobs import TRANSIENT, Blob, Store
 from ponderttt.errors import UserError
 from ponderttt.params import Corpus
-from ponderttt.sources import Document
+from ponderttt.sources import BYTES_PER_CHAR, Document, decode
 
 FOLDER = fetch.DOWNLOADS / "stack"
 SHA1 = re.compile(r"[0-9a-f]{40}")
@@ -26,9 +26,10 @@ NEEDED = ("blob_id", "path", "repo_name", "language", "license_type", "src_encod
 USEFUL = ("detected_licenses", "is_vendor", "is_generated", "length_bytes", "files")
 # What the hub's library lets through of the HTTP library that it is built on.
 HTTP_ERROR: type[Exception] = huggingface_hub.errors.HfHubHTTPError.__mro__[1]
+# What a damaged file, a missing split or a missing part of the data set raise.
+UNREADABLE = (OSError, ValueError, pa.ArrowException, datasets.exceptions.DatasetsError)
 BUFFER = 10_000  # rows shuffled at a time
 SURE = 500  # blobs after which the share of failures is taken seriously
-BYTES_PER_CHAR = 4  # the most that an encoding takes
 
 NOTICE = (
     "The Stack v2: contents come from Software Heritage, which asks for an agreement before a "
@@ -39,8 +40,12 @@ GATED = """corpus.stack.dataset: the hub does not let this machine read {dataset
   2. make an access token with read rights in your settings there
   3. run `hf auth login`, or set HF_TOKEN, and run again
 Or name a local folder with its Parquet files."""
+FOR_NOW = """corpus.stack: {count} blobs could not be had for now ({reasons}).
+Run `dvc repro` again, it goes on where it was. If it happens again, check the network, or raise \
+corpus.stack.attempts or timeout."""
 UNREACHABLE = """corpus.stack.dataset: {dataset} cannot be read ({error}).
-Check the name and the network, or name a local folder with its Parquet files."""
+It needs a split `train`. Check the name, the network and its files, or name a local folder with \
+its Parquet files."""
 
 # Files of The Stack v2 as chosen; kept beside their contents, so that a fetch can go on.
 IDS = pa.schema(
@@ -63,7 +68,7 @@ class StackV2:
         self.params, self.settings = params, params.stack
         self.left_out = _read_names(self.settings.opt_out)
 
-    def documents(self, languages: Sequence[str]) -> Iterator[Document]:
+    def documents(self, languages: Sequence[str]) -> Generator[Document, None, None]:
         tqdm.write(NOTICE, file=sys.stderr)
         with fetch.locked(FOLDER):
             for entries in self._listed(languages):
@@ -77,6 +82,7 @@ class StackV2:
             "revision": self.revision,
             "names": wanted,
             "licences": list(self.settings.licences),
+            "opt_out": files.sha256(Path(self.settings.opt_out)),
         }
 
     @cached_property
@@ -95,26 +101,22 @@ class StackV2:
             )
 
     def _fetched(self, entries: Sequence[Mapping[str, str]]) -> Iterator[Document]:
-        """Documents with their contents, in order; stops when too many cannot be had."""
+        """Documents with their contents; stops when too many cannot be had."""
         store = Store(self.settings, FOLDER / "blobs", self.params.max_chars * BYTES_PER_CHAR)
-        blobs = store.blobs([entry["blob_id"] for entry in entries])
         failed: Counter[str] = Counter()
-        with contextlib.closing(blobs), tqdm(total=len(entries), desc="blobs") as bar:
-            for entry, blob in zip(entries, blobs, strict=True):
-                bar.update()
-                if blob.problem and blob.problem != "too long":
-                    failed[blob.problem] += 1
-                # Blobs come in a fixed order, so that this stops at the same one every time.
-                if bar.n >= min(SURE, len(entries)):
-                    self._check_share(failed, int(bar.n))
-                yield _document(entry, blob)
+        for count, (entry, blob) in enumerate(_settled(store, entries), start=1):
+            if blob.problem and blob.problem != "too long":
+                failed[blob.problem] += 1
+            # Blobs come in a fixed order, so that this stops at the same one every time.
+            if count >= min(SURE, len(entries)):
+                self._check_share(failed, count)
+            yield _document(entry, blob)
 
     def _check_share(self, failed: Counter[str], count: int) -> None:
         if failed.total() > self.params.max_missing * count:
-            reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(failed.items()))
             raise UserError(
                 f"corpus.max_missing: {failed.total()} of {count} blobs could not be had "
-                f"({reasons}); check the network and bucket, region, endpoint and signed in "
+                f"({_listing(failed)}); check bucket, region, endpoint and signed in "
                 "corpus.stack, or allow more. What was fetched is kept"
             )
 
@@ -171,9 +173,9 @@ class StackV2:
                 if not left.get(language):
                     continue
                 problem = "duplicate" if file["blob_id"] in seen else self._problem(file)
-                seen.add(file["blob_id"])
                 entries.append(_entry(file, language, problem))
                 if not problem:
+                    seen.add(file["blob_id"])
                     left[language] -= 1
                     bar.update()
                 if not any(left.values()):
@@ -183,6 +185,11 @@ class StackV2:
     def _files(self, row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """A row is a file, or a repository with a list of them."""
         found = row.get("files", [row])
+        if found is None:
+            raise UserError(
+                f"corpus.stack.dataset: {self.settings.dataset}: the row of "
+                f"{row.get('repo_name')!r} has no list of files; take the row out"
+            )
         for file in found:
             merged = {"repo_name": row.get("repo_name"), **file}
             missing = [name for name in NEEDED if name not in merged]
@@ -196,10 +203,10 @@ class StackV2:
     def _problem(self, file: Mapping[str, Any]) -> str:
         """Why a file is not fetched, to tell from its metadata; empty if it is."""
         size = file.get("length_bytes")
-        owner = str(file["repo_name"]).partition("/")[0]
+        repo = str(file["repo_name"]).lower()
         reasons = {
             "licence": file["license_type"] not in self.settings.licences,
-            "opted out": bool({owner, file["repo_name"]} & self.left_out),
+            "opted out": bool({repo, repo.partition("/")[0]} & self.left_out),
             "vendored": bool(file.get("is_vendor")),
             "generated": bool(file.get("is_generated")),
             "too short": size is not None and size < self.params.min_chars,
@@ -235,7 +242,8 @@ def _document(entry: Mapping[str, str], blob: Blob | None = None) -> Document:
     blob = blob or Blob(b"", entry["problem"])
     # A byte order mark is no part of the text.
     encoding = "utf-8-sig" if entry["encoding"].lower() == "utf-8" else entry["encoding"]
-    problem = blob.problem or ("" if _decodes(blob.content, encoding) else "wrong encoding")
+    wrong = not blob.problem and decode(blob.content, encoding) is None
+    problem = "wrong encoding" if wrong else blob.problem
     return Document(
         repo=entry["repo"],
         path=entry["path"],
@@ -247,22 +255,49 @@ def _document(entry: Mapping[str, str], blob: Blob | None = None) -> Document:
     )
 
 
-def _decodes(content: bytes, encoding: str) -> bool:
-    try:
-        content.decode(encoding)
-    except (UnicodeError, LookupError):
-        return False
-    return True
+def _settled(
+    store: Store, entries: Sequence[Mapping[str, str]]
+) -> Iterator[tuple[Mapping[str, str], Blob]]:
+    """Each entry with its blob, or with a reason that will not pass.
+
+    What fails for another reason is tried once more at the end, and stops the run if it fails
+    again: which files a corpus holds must not depend on a server's bad moment.
+    """
+    waiting, left = [], Counter[str]()
+    for entry, blob in _in_order(store, entries):
+        if blob.problem in TRANSIENT:
+            waiting.append(entry)
+        else:
+            yield entry, blob
+    for entry, blob in _in_order(store, waiting):
+        if blob.problem in TRANSIENT:
+            left[blob.problem] += 1
+        else:
+            yield entry, blob
+    if left:
+        raise UserError(FOR_NOW.format(count=left.total(), reasons=_listing(left)))
+
+
+def _in_order(
+    store: Store, entries: Sequence[Mapping[str, str]]
+) -> Iterator[tuple[Mapping[str, str], Blob]]:
+    with contextlib.closing(store.blobs([entry["blob_id"] for entry in entries])) as blobs:
+        bar = tqdm(blobs, "blobs", len(entries), disable=not entries)
+        yield from zip(entries, bar, strict=True)
+
+
+def _listing(reasons: Counter[str]) -> str:
+    return ", ".join(f"{reason} {n}" for reason, n in sorted(reasons.items()))
 
 
 def _read_names(path: str) -> set[str]:
-    """Repositories and owners to leave out; an empty path stands for none."""
-    if not path:
-        return set()
+    """Repositories and owners to leave out, whatever their case; `#` begins a comment."""
     try:
-        return set(Path(path).read_text().split())
-    except OSError as error:
-        raise UserError(f"corpus.stack.opt_out: {path}: {error.strerror}; mend the path") from None
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"corpus.stack.opt_out: {path}: {reason}; mend it") from None
+    return {name.lower() for line in lines for name in line.partition("#")[0].split()}
 
 
 @contextlib.contextmanager
@@ -270,7 +305,7 @@ def _explained(dataset: str) -> Iterator[None]:
     """The hub's refusals as steps to take; addresses in its messages may be signed."""
     try:
         yield
-    except (OSError, HTTP_ERROR, datasets.exceptions.DatasetsError) as error:
+    except (*UNREADABLE, HTTP_ERROR) as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403) or "gated" in str(error).lower():
             raise UserError(GATED.format(dataset=dataset)) from None

@@ -1,7 +1,8 @@
 """A real S3 server (moto) on loopback that fails on purpose; run as `s3_server.py PLAN.json`.
 
-The plan names keys under `error` (a 503 at first), `cut` (half a body at first) and `slow`.
-`/__seen__` answers what was asked for since the last `/__reset__`.
+The plan names keys under `error` (503 at first, as often as it says), `cut` (half a body at
+first) and `slow`. `/__seen__` answers what was asked for since the last `/__reset__`. From
+`/__break__` to the next reset, keys that the plan calls `weak` are answered with 503 alone.
 """
 
 import json
@@ -22,18 +23,18 @@ App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 class Faulty:
     """An S3 application behind a few faults."""
 
-    def __init__(self, app: App, plan: dict[str, list[str]]) -> None:
-        self.app, self.lock = app, threading.Lock()
-        self.faults = {key: fault for fault, keys in plan.items() for key in keys}
+    def __init__(self, app: App, plan: dict[str, Any]) -> None:
+        self.app, self.plan, self.lock = app, plan, threading.Lock()
         self.reset()
 
     def reset(self) -> None:
         self.asked: Counter[str] = Counter()
         self.now = self.most = self.signed = 0
+        self.broken = False
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         key = environ["PATH_INFO"].rpartition("/")[2]
-        if key in ("__seen__", "__reset__"):
+        if key in ("__seen__", "__reset__", "__break__"):
             return self.answer(key, start)
         if environ["REQUEST_METHOD"] != "GET":
             return self.app(environ, start)
@@ -42,24 +43,24 @@ class Faulty:
             self.now += 1
             self.most = max(self.most, self.now)
             self.signed += "HTTP_AUTHORIZATION" in environ
-            first = self.asked[key] == 1
+            count = self.asked[key]
         try:
-            return self.serve(key, first, environ, start)
+            return self.serve(key, count, environ, start)
         finally:
             with self.lock:
                 self.now -= 1
 
     def serve(
-        self, key: str, first: bool, environ: dict[str, Any], start: Callable[..., Any]
+        self, key: str, count: int, environ: dict[str, Any], start: Callable[..., Any]
     ) -> Iterable[bytes]:
-        fault = self.faults.get(key)
-        if fault == "slow":
+        if key in self.plan["slow"]:
             time.sleep(0.3)
-        if fault == "error" and first:
+        dead = self.broken and key in self.plan["weak"]
+        if dead or count <= self.plan["error"].get(key, 0):
             start("503 Slow Down", [("Content-Length", "0"), ("Retry-After", "0")])
             return []
         body = list(self.app(environ, start))
-        if fault == "cut" and first:
+        if key in self.plan["cut"] and count == 1:
             whole = b"".join(body)
             return [whole[: len(whole) // 2]]
         return body
@@ -69,6 +70,7 @@ class Faulty:
         body = json.dumps(seen).encode()
         if key == "__reset__":
             self.reset()
+        self.broken = self.broken or key == "__break__"
         start("200 OK", [("Content-Length", str(len(body)))])
         return [body]
 

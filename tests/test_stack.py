@@ -5,12 +5,14 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from ponderttt import blobs, corpus, files, params, stack, tables
+from ponderttt import blobs, corpus, files, near, params, sources, stack, tables
 from ponderttt.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +45,7 @@ class Planned:
     content: bytes
     encoding: str = "UTF-8"
     fault: str = ""  # of the server
+    failures: int = 0  # of the server, before it answers
     reason: str = ""  # why it is not in the corpus
 
     @property
@@ -69,10 +72,11 @@ def source(number: int, word: str = "plain") -> str:
 
 
 def planned(number: int) -> Planned:
-    """One file in twenty is troublesome in some way."""
+    """One file in a hundred meets errors of the server, others are troublesome in other ways."""
     content = source(number).encode()
     kinds: dict[int, Planned] = {
-        0: Planned(number, content, fault="error"),
+        10: Planned(number, content, fault="error", failures=1),
+        110: Planned(number, content, fault="error", failures=3),
         20: Planned(number, content, fault="slow"),
         40: Planned(number, source(number, "naïve").encode("latin-1"), reason="wrong encoding"),
         60: Planned(number, content, "x-unknown", reason="wrong encoding"),
@@ -86,6 +90,8 @@ def planned(number: int) -> Planned:
 
 
 PLAN = [planned(number) for number in range(BLOBS)]
+LONE = Planned(9999, source(9999).encode())  # on no server
+WEAK = PLAN[3].blob_id  # fails for ever once the server is told to
 
 
 def row(plan: Planned) -> dict[str, Any]:
@@ -139,7 +145,7 @@ def write_dataset(folder: Path) -> None:
     repos = [[row(plan) for plan in PLAN[i::REPOS]] for i in range(REPOS)]
     repos[0] += [row(PLAN[0]) | extra for extra in EXTRA]
     rows = [repository(i, found) for i, found in enumerate(repos)]
-    rows.append(repository(999, [row(Planned(9999, source(9999).encode()))]))
+    rows.append(repository(999, [row(LONE)]))
     folder.mkdir(parents=True)
     for part in range(2):
         pq.write_table(pa.Table.from_pylist(rows[part::2]), folder / f"train-{part}.parquet")
@@ -165,8 +171,10 @@ def put(client: Any, bucket: str, plan: Planned, acl: str) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """moto's server in a process of its own, with all blobs, public and private."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    faults = {f: [p.blob_id for p in PLAN if p.fault == f] for f in ("error", "slow", "cut")}
-    path.write_text(json.dumps(faults))
+    faults = {f: [p.blob_id for p in PLAN if p.fault == f] for f in ("slow", "cut")}
+    failures = {p.blob_id: p.failures for p in PLAN if p.fault == "error"}
+    assert len(failures) == BLOBS // 100
+    path.write_text(json.dumps({**faults, "error": failures, "weak": [WEAK]}))
     command = [sys.executable, str(Path(__file__).parent / "s3_server.py"), str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -193,6 +201,8 @@ def prepare(folder: Path, dataset: Path, url: str, **stack_changes: Any) -> dict
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw["run"]["languages"] = ["python"]
     raw["corpus"] |= {"source": "stack_v2", "test_share": 0.3}
+    raw["corpus"] |= {"decontaminate": str(ROOT / raw["corpus"]["decontaminate"])}
+    raw["corpus"]["stack"] |= {"opt_out": str(ROOT / raw["corpus"]["stack"]["opt_out"])}
     raw["corpus"]["stack"] |= {"dataset": str(dataset), "endpoint": url, "connections": 8}
     raw["corpus"]["stack"] |= {"train_files": 5000} | stack_changes
     folder.mkdir(parents=True, exist_ok=True)
@@ -268,10 +278,30 @@ def test_rows_say_where_they_come_from(first: Path) -> None:
     assert row["licence"] == "MIT"
 
 
+def most_alike(some: list[str], others: list[str]) -> float:
+    """The largest overlap of any two, counted over all pairs without a hash."""
+    sets = [near.shingles(text) for text in some]
+    holders = defaultdict(list)
+    for number, found in enumerate(sets):
+        for shingle in found:
+            holders[shingle].append(number)
+    most = 0.0
+    for text in others:
+        mine = near.shingles(text)
+        shared = Counter(number for shingle in mine for number in holders.get(shingle, ()))
+        most = max([most, *(n / (len(mine) + len(sets[i]) - n) for i, n in shared.items())])
+    return most
+
+
 def test_no_leak_over_repositories_contents_and_near_duplicates(first: Path) -> None:
     found = tables.read(table(first), tables.CORPUS)
     corpus.check_leak(found)
-    corpus.check_near_leak([corpus.Row(**r) for r in found.to_pylist()], 0.7)
+    texts = {
+        side: [r["text"] for r in found.to_pylist() if r["split"] == side]
+        for side in ("train", "test")
+    }
+    assert list(near.between(texts["train"], texts["test"], 0.7)) == []
+    assert most_alike(texts["train"], texts["test"]) < 0.7
     sides = {
         side: {r["repo"] for r in found.to_pylist() if r["split"] == side}
         for side in ("train", "test")
@@ -283,7 +313,7 @@ def test_no_leak_over_repositories_contents_and_near_duplicates(first: Path) -> 
 def test_transient_faults_are_tried_again_and_final_ones_are_not(first: Path) -> None:
     seen = json.loads((first / "seen.json").read_text())
     for plan in PLAN:
-        expected = 2 if plan.fault in ("error", "cut") else 1
+        expected = 1 + plan.failures + (plan.fault == "cut")
         assert seen["asked"][plan.blob_id] == expected, plan
     assert seen["most"] <= 8
     assert seen["signed"] == 0
@@ -320,38 +350,121 @@ def test_kill_and_resume(first: Path, server: Server, dataset: Path, tmp_path: P
     assert not (tmp_path / "data/.downloads/stack/blobs/.part").exists()
 
 
+def test_a_blob_that_keeps_failing_stops_the_run_and_the_next_one_goes_on(
+    first: Path, server: Server, dataset: Path, tmp_path: Path
+) -> None:
+    server.ask("reset")
+    server.ask("break")
+    env = prepare(tmp_path, dataset, server.url, attempts=4)
+    code, said = run(tmp_path, env)
+    assert code == 1
+    assert "corpus.stack: 1 blobs could not be had for now (server error 1)" in said
+    assert "Run `dvc repro` again, it goes on where it was." in said
+    assert "Traceback" not in said
+    assert server.ask("seen")["asked"][WEAK] == 8  # all attempts, and once more at the end
+    assert not (tmp_path / "data/corpus").exists()
+    server.ask("reset")
+    code, said = run(tmp_path, env)
+    assert code == 0, said
+    bad = {p.blob_id for p in PLAN if p.reason in ("missing", "bad gzip", "wrong hash")}
+    assert server.ask("seen")["asked"].keys() - bad - {LONE.blob_id} == {WEAK}
+    assert files.folder_hash(tmp_path / "data/corpus") == files.folder_hash(first / "data/corpus")
+
+
+class Busy(BaseHTTPRequestHandler):
+    """A store that asks everybody to come back in half a minute."""
+
+    asked = threading.Event()
+
+    def do_GET(self) -> None:
+        self.asked.set()
+        self.send_response(503)
+        self.send_header("Retry-After", "30")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """No line per request."""
+
+
+def test_an_interrupt_does_not_wait_for_those_who_wait(dataset: Path, tmp_path: Path) -> None:
+    busy = ThreadingHTTPServer(("127.0.0.1", 0), Busy)
+    threading.Thread(target=busy.serve_forever, daemon=True).start()
+    env = prepare(tmp_path, dataset, f"http://127.0.0.1:{busy.server_port}")
+    process = start(tmp_path, env)
+    assert Busy.asked.wait(timeout=60)
+    time.sleep(0.5)  # the answer arrives, and the wait begins
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    busy.shutdown()
+    assert process.returncode == 1
+    assert time.monotonic() - begun < 5
+    assert "interrupted" in said
+    assert "Traceback" not in said
+
+
+def changed_params(folder: Path, **changes: Any) -> None:
+    raw = yaml.safe_load((folder / "params.yaml").read_text())
+    raw["corpus"] |= changes
+    (folder / "params.yaml").write_text(yaml.safe_dump(raw))
+
+
+def written_below(folder: Path) -> Iterator[bytes]:
+    """All that a run leaves behind, unpacked where it is packed."""
+    for path in folder.rglob("*"):
+        if path.suffix == ".parquet":
+            rows = pq.read_table(path)
+            yield json.dumps([rows.to_pylist(), tables.notes(path)], default=str).encode()
+        elif path.is_file():
+            content = path.read_bytes()
+            yield gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+
+
 def test_signed_access_and_no_secret_anywhere(
     server: Server, dataset: Path, tmp_path: Path
 ) -> None:
+    """The token and the keys are planted in the environment; DVC itself runs the stage."""
     server.ask("reset")
-    address = server.url.replace("//", "//planteduser:plantedpassword@")
-    changes = {"bucket": "private", "train_files": 60}
-    open_env = prepare(tmp_path, dataset, address, **changes)
-    code, refused = run(tmp_path, open_env)
+    for name in ("stages", "ponderttt"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(ROOT / "dvc.yaml", tmp_path / "dvc.yaml")
+    env = prepare(tmp_path, dataset, server.url, bucket="private", train_files=60)
+    env |= {"PYTHONPATH": str(tmp_path)}
+    env |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    code, refused = run(tmp_path, env)
     assert code == 1
     assert "corpus.max_missing" in refused
     assert "access denied" in refused
     raw = yaml.safe_load((tmp_path / "params.yaml").read_text())
-    raw["corpus"] |= {"max_missing": 1.0}
-    raw["corpus"]["stack"] |= {"signed": True}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
-    code, said = run(tmp_path, open_env)
-    assert code == 0, said
+    changed_params(tmp_path, max_missing=1.0, stack=raw["corpus"]["stack"] | {"signed": True})
+    said = refused
+    for command in (["init", "--no-scm", "-q"], ["repro", "-v", "corpus"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "dvc", *command],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        said += done.stdout + done.stderr
+        assert done.returncode == 0, said
     assert server.ask("seen")["signed"] > 0
-    written = [p.read_bytes() for p in (tmp_path / "data").rglob("*") if p.is_file()]
-    written.append(json.dumps(tables.notes(table(tmp_path))).encode())
-    for text in [refused.encode(), said.encode(), *written]:
+    assert (tmp_path / "dvc.lock").exists()
+    found = [said.encode(), *written_below(tmp_path)]
+    assert any(b"def plain_" in text for text in found)  # so a secret would have been seen
+    for text in found:
         assert b"planted" not in text.lower()
         assert b"Signature=" not in text
 
 
+@pytest.mark.parametrize("tqdm_disable", ["", "1"])
 def test_too_many_failures_stop_the_run_and_keep_what_was_fetched(
-    server: Server, dataset: Path, tmp_path: Path
+    tqdm_disable: str, server: Server, dataset: Path, tmp_path: Path
 ) -> None:
-    env = prepare(tmp_path, dataset, server.url)
-    raw = yaml.safe_load((tmp_path / "params.yaml").read_text())
-    raw["corpus"]["max_missing"] = 0.001
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
+    env = prepare(tmp_path, dataset, server.url) | {"TQDM_DISABLE": tqdm_disable}
+    changed_params(tmp_path, max_missing=0.001)
     code, said = run(tmp_path, env)
     assert code == 1
     assert re.search(r"corpus.max_missing: \d+ of 500 blobs could not be had \(", said)
@@ -359,11 +472,11 @@ def test_too_many_failures_stop_the_run_and_keep_what_was_fetched(
     assert len(kept_blobs(tmp_path)) > 400
 
 
-def settings(**changes: Any) -> params.Corpus:
+def settings(seed: int = 42, **changes: Any) -> params.Corpus:
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     raw["corpus"] |= {"source": "stack_v2"}
-    raw["corpus"]["stack"] |= changes
-    return params.parse(raw).corpus
+    raw["corpus"]["stack"] |= {"opt_out": str(ROOT / raw["corpus"]["stack"]["opt_out"])} | changes
+    return params.parse(raw | {"corpus": raw["corpus"] | {"seed": seed}}).corpus
 
 
 @pytest.fixture
@@ -398,11 +511,15 @@ def test_the_seed_decides_which_files_are_chosen(dataset: Path) -> None:
     assert listed(["python"], dataset=str(dataset), train_files=50) == first
     stack.FOLDER.rename("elsewhere")
     assert listed(["python"], dataset=str(dataset), train_files=50) == first
+    other = listed(["python"], dataset=str(dataset), train_files=50, seed=7)
+    chosen = [{e["blob_id"] for e in found if not e["problem"]} for found in (first, other)]
+    assert [len(ids) for ids in chosen] == [50, 50]
+    assert len(chosen[0] & chosen[1]) < 40
 
 
 @pytest.mark.usefixtures("_own_place")
 def test_licences_and_opt_outs(dataset: Path, tmp_path: Path) -> None:
-    (tmp_path / "out.txt").write_text("owner3\nowner5/project\n")
+    (tmp_path / "out.txt").write_text("# asked in May\nOwner3\nowner5/PROJECT  # by letter\n")
     found = listed(
         ["python"],
         dataset=str(dataset),
@@ -416,6 +533,39 @@ def test_licences_and_opt_outs(dataset: Path, tmp_path: Path) -> None:
     }
     with pytest.raises(UserError, match=r"corpus.stack.opt_out: nowhere.txt: No such file"):
         listed(["python"], dataset=str(dataset), opt_out="nowhere.txt")
+
+
+def one_repository(folder: Path, found: list[dict[str, Any]] | None, name: str = "train") -> str:
+    folder.mkdir()
+    whole = [repository(1, [row(p) for p in PLAN[:5]]), repository(2, found or [])]
+    if found is None:
+        whole[1]["files"] = None
+    pq.write_table(pa.Table.from_pylist(whole), folder / f"{name}-0.parquet")
+    return str(folder)
+
+
+@pytest.mark.usefixtures("_own_place")
+def test_only_a_file_that_was_taken_makes_another_a_duplicate(tmp_path: Path) -> None:
+    twins = [row(PLAN[9]) | {"license_type": "no_license"}, row(PLAN[9]), row(PLAN[9])]
+    found = listed(["python"], dataset=one_repository(tmp_path / "ids", twins))
+    problems = [e["problem"] for e in found if e["blob_id"] == PLAN[9].blob_id]
+    assert problems == ["licence", "", "duplicate"]
+
+
+@pytest.mark.usefixtures("_own_place")
+def test_a_data_set_that_cannot_be_read_as_one(tmp_path: Path) -> None:
+    start = r"corpus\.stack\.dataset: .*"
+    empty = one_repository(tmp_path / "empty", None)
+    with pytest.raises(UserError, match=start + "'owner2/project' has no list of files"):
+        listed(["python"], dataset=empty)
+    other = one_repository(tmp_path / "other", [], "test")
+    with pytest.raises(UserError, match=start + "cannot be read .*train(.|\n)*split `train`"):
+        listed(["python"], dataset=other)
+    damaged = one_repository(tmp_path / "damaged", [])
+    path = Path(damaged) / "train-0.parquet"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(UserError, match=start + "cannot be read"):
+        listed(["python"], dataset=damaged)
 
 
 @pytest.mark.usefixtures("_own_place")
@@ -464,9 +614,30 @@ def test_a_hub_that_refuses_or_is_not_there(gated: bool, steps: list[str], tmp_p
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    nowhere = settings(endpoint="http://127.0.0.1:9", attempts=2, timeout=1).stack
+    nowhere = settings(endpoint="http://127.0.0.1:9", attempts=2, timeout=1, connections=2).stack
     store = blobs.Store(nowhere, tmp_path / "blobs", 1000)
     assert [b.problem for b in store.blobs(["a" * 40] * 3)] == ["connection failed"] * 3
+    with pytest.raises(
+        UserError, match=r"more than 10 requests .*connection failed(.|\n)*goes on where"
+    ):
+        list(store.blobs(["a" * 40] * 100))
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "text"),
+    [
+        ("naïve".encode(), "utf-8", "naïve"),
+        ("naïve".encode("latin-1"), "utf-8", None),
+        ("汉字".encode("gb18030"), "GB18030", "汉字"),
+        (b"\xef\xbb\xbfa", "utf-8-sig", "a"),
+        (b"+2AA-", "utf-7", None),  # half a character
+        (b"a", "x-unknown", None),
+        (b"a", "rot13", None),
+        (b"a", "utf\0", None),
+    ],
+)
+def test_one_rule_says_what_is_text(content: bytes, encoding: str, text: str | None) -> None:
+    assert sources.decode(content, encoding) == text
 
 
 def test_a_bomb_is_not_unpacked() -> None:
@@ -477,7 +648,19 @@ def test_a_bomb_is_not_unpacked() -> None:
 
 @pytest.mark.parametrize(
     ("value", "low", "high"),
-    [("3", 3, 3), ("9999", 30, 30), ("soon", 0, 0), ("Thu, 01 Jan 2015 00:00:00 GMT", 0, 0)],
+    [
+        ("3", 3, 3),
+        ("9999", 30, 30),
+        ("9" * 400, 30, 30),
+        ("soon", 0, 0),
+        ("", 0, 0),
+        ("²", 0, 0),
+        ("-5", 0, 0),
+        ("GMT", 0, 0),
+        ("Thu, 99 Jan 2015 00:00:00 GMT", 0, 0),
+        ("Thu, 01 Jan 2015 00:00:00 GMT", 0, 0),
+        ("Thu, 01 Jan 9999 00:00:00 GMT", 30, 30),
+    ],
 )
 def test_the_pause_a_server_asks_for(value: str, low: float, high: float) -> None:
     assert low <= blobs._asked_pause(value) <= high
