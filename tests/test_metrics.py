@@ -215,8 +215,10 @@ def test_agreement_is_judged_at_the_gates_own_rate() -> None:
     assert ahead["p"] < 0.001
     draws = measure.random_draws(400, q, view.gate)
     assert (draws.sum(axis=0) == ours.sum()).all()
-    theirs = (draws == oracle[:, None]).mean(axis=0)
+    right, theirs = (ours == oracle)[:, None], draws == oracle[:, None]
     assert theirs.mean() == pytest.approx(blind, abs=0.02)
+    chances = stats.mcnemar((right & ~theirs).sum(axis=0), (~right & theirs).sum(axis=0))
+    assert ahead["p"] == pytest.approx(np.median(chances))
 
 
 def test_too_few_documents_have_no_clustered_p() -> None:

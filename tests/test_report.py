@@ -365,7 +365,7 @@ def test_several_scales_and_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "go, gpt2" in page  # a panel of its own
     assert '<th scope="col" class="word">seed</th>' in page
     assert "one seed has no spread" not in page
-    assert "repositories" in page
+    assert "with whole repositories as units" in page
     # Python, which was trained on, is not tested: the first language leads.
     assert "Held-out go" in page
     assert "t-main" in page

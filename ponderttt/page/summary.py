@@ -232,7 +232,7 @@ def limits(n: Row, run: Run, view: Any) -> list[str]:
         "ones above all. That lowers every arm's loss and leaves less for UPDATE to win.",
         "The oracle is greedy: it takes the chunks with the largest advantage, one by one. It is "
         "no strict bound where updates carry over from chunk to chunk.",
-        "Decisions are held fixed in the bootstrap, so intervals cover the choice of documents, "
+        f"Decisions are held fixed in the bootstrap, so intervals cover the choice of {run.units}, "
         f"not the training of the layer, which several seeds would show ({len(run.seeds)} here).",
         f"Capture and recovery at the target rate credit a gate for updating more often than "
         f"{100 * view.gate.rate:.0f} %; capture at its own rate does not.",
