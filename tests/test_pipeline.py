@@ -2,9 +2,11 @@
 
 import ast
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
+import tiny
 import yaml
 
 from ponderttt import params
@@ -111,6 +113,20 @@ def test_the_lists_that_a_param_names_are_dependencies_and_there():
     named = [dep for dep in STAGES["corpus"]["deps"] if dep.startswith("${")]
     assert named == ["${corpus.packages}", "${corpus.stack.opt_out}", "${corpus.decontaminate}"]
     assert all((ROOT / resolved(dep)).is_file() for dep in named)
+
+
+def test_dvc_sees_another_list(tmp_path):
+    project = tiny.project(tmp_path)
+    dvc = (sys.executable, "-m", "dvc")
+    tiny.run(project, *dvc, "init", "--no-scm", "-q")
+    tiny.run(project, *dvc, "repro", "-q", "corpus")
+    assert tiny.run(project, *dvc, "status", "-q", "corpus", check=False).returncode == 0
+    for name in ("opt_out.txt", "benchmarks.json", "packages.json"):
+        path = project / "ponderttt" / name
+        before = path.read_bytes()
+        path.write_bytes(before + b"\n")
+        assert f"ponderttt/{name}" in tiny.run(project, *dvc, "status", "corpus").stdout
+        path.write_bytes(before)
 
 
 def test_every_package_file_is_used_by_some_stage():
