@@ -133,7 +133,7 @@ def test_random_and_capture_from_the_losses(n: int, seed: int, rate: float) -> N
     view.gate = dataclasses.replace(view.gate, rate=rate)
     stream = to_stream(synthetic.scores(n, seed=seed))
     found = measured(stream, view)
-    update = gate.ema(stream.signals["recon"], rate, view.gate.alpha, 16).update
+    update = gate.CONTROLLERS["ema"](stream.signals["recon"], view.gate).update
     budget = int(np.floor(rate * n + 0.5))
     for r in streams.REFERENCES:
         gain = stream.nll[r] - stream.nll["update"]
