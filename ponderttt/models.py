@@ -92,9 +92,7 @@ def _plain(model: Any) -> Any:
     """The same weights in a model that does not call itself quantised, and so can be saved."""
     config = model.config
     del config.quantization_config
-    fresh = AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, trust_remote_code=False
-    )
+    fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     fresh.load_state_dict(model.state_dict())
     return fresh
 
