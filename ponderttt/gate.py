@@ -84,9 +84,18 @@ def oracle(stream: Stream, reference: str, rate: float) -> Trace:
     return topk(stream.advantage(reference), rate)
 
 
+def calibration(stream: int, wanted: int) -> int:
+    """How many chunks calibrate: a short stream gives at most a quarter of itself away.
+
+    >>> [calibration(n, 16) for n in (3, 12, 64, 16_000)]
+    [1, 3, 16, 16]
+    """
+    return min(wanted, max(1, stream // 4))
+
+
 CONTROLLERS: dict[str, Controller] = {
-    "ema": lambda s, g: ema(s, g.rate, g.alpha, g.calibration_chunks),
-    "fixed": lambda s, g: fixed(s, g.rate, g.calibration_chunks),
+    "ema": lambda s, g: ema(s, g.rate, g.alpha, calibration(len(s), g.calibration_chunks)),
+    "fixed": lambda s, g: fixed(s, g.rate, calibration(len(s), g.calibration_chunks)),
     "topk": lambda s, g: topk(s, g.rate),
 }
 

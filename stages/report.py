@@ -5,5 +5,5 @@ from ponderttt import report, stage
 if __name__ == "__main__":
     stage.run(
         report.make,
-        reads=["budget", "run", "corpus", "chunks", "scores", "gate", "metrics", "report"],
+        reads=["run", "corpus", "chunks", "scores", "gate", "metrics", "report"],
     )

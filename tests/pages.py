@@ -14,7 +14,7 @@ from ponderttt import gate, metrics, params, stage, tables
 from ponderttt.streams import ARMS, Key, keys, read
 
 ROOT = Path(__file__).parents[1]
-READS = ("budget", "run", "corpus", "chunks", "scores", "gate", "metrics", "report")
+READS = ("run", "corpus", "chunks", "scores", "gate", "metrics", "report")
 HOSTILE = [
     "</script><script>alert(1)</script>",
     "<!--<script>",

@@ -1,7 +1,6 @@
 """The corpus from a folder made on the spot, and the rules of cleaning and splitting."""
 
 import dataclasses
-import doctest
 import hashlib
 import json
 import math
@@ -390,10 +389,6 @@ def test_licence_comments(text: str, rest: str | None) -> None:
 def test_stripping_twice_is_stripping_once(parts: list[str]) -> None:
     once = clean.without_licence("".join(parts))
     assert clean.without_licence(once) == once
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(clean).failed == 0
 
 
 @pytest.mark.parametrize(

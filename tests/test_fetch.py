@@ -1,6 +1,5 @@
 """Real pip, on a folder of packages made on the spot; once on the registry itself."""
 
-import doctest
 import hashlib
 import io
 import os
@@ -173,10 +172,6 @@ def test_what_may_hold_a_token_is_hidden(line: str) -> None:
 )
 def test_what_helps_stays(line: str) -> None:
     assert fetching.without_addresses(line) == line
-
-
-def test_the_examples_in_the_docstrings() -> None:
-    assert doctest.testmod(fetching).failed == 0
 
 
 def test_no_place_to_write(registry: Path, tmp_path: Path) -> None:

@@ -523,9 +523,18 @@ def test_a_run_without_the_language_trained_on_has_its_costs() -> None:
 
 
 @pytest.mark.usefixtures("project")
-def test_fewer_chunks_than_calibration() -> None:
+def test_a_stream_shorter_than_its_calibration_still_decides() -> None:
+    """Ten chunks: two calibrate, eight are decided on."""
     found = run_all(small_view(languages=("python",)), chunks=10)
-    rate = only(found["main"], policy="ema_recon", metric="rate")
-    assert rate["value"] == 1
-    after = only(found["main"], policy="ema_recon", metric="rate_after")
-    assert after["value"] is None
+    rate = only(found["main"], policy="ema_recon", metric="rate")["value"]
+    after = only(found["main"], policy="ema_recon", metric="rate_after")["value"]
+    assert after * 8 == round(after * 8)
+    assert rate == pytest.approx((2 + 8 * after) / 10)
+    assert rate < 1
+
+
+@pytest.mark.usefixtures("project")
+def test_one_chunk_has_no_rate_after_its_calibration() -> None:
+    found = run_all(small_view(languages=("python",)), chunks=1)
+    assert only(found["main"], policy="ema_recon", metric="rate")["value"] == 1
+    assert only(found["main"], policy="ema_recon", metric="rate_after")["value"] is None

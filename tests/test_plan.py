@@ -1,5 +1,4 @@
 import dataclasses
-import doctest
 import json
 import sys
 
@@ -143,11 +142,6 @@ def test_the_stack_is_planned_by_its_files(elsewhere):
     settings = params.parse(raw)
     assert plan.corpus_files(settings) == 1100  # python, whose tests are held out, and javascript
     assert plan.corpus_bytes(settings) == 1100 * plan.CORPUS_FILE
-
-
-@pytest.mark.parametrize("module", [plan_text, speed])
-def test_examples_in_docstrings(module):
-    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.parametrize("family", tiny.configs())

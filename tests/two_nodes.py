@@ -8,13 +8,19 @@ import sys
 
 from ray.cluster_utils import Cluster
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-second = cluster.add_node(num_cpus=1)
-cluster.wait_for_nodes()
-print(cluster.address, flush=True)
-if sys.stdin.readline():
-    cluster.remove_node(second, allow_graceful=False)
-    print("removed", flush=True)
-    sys.stdin.read()
-cluster.global_state.disconnect()
-cluster.shutdown()
+
+def main() -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    second = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    print(cluster.address, flush=True)
+    if sys.stdin.readline():
+        cluster.remove_node(second, allow_graceful=False)
+        print("removed", flush=True)
+        sys.stdin.read()
+    cluster.global_state.disconnect()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -24,19 +24,18 @@ def lead(found: dict[str, Any], view: Any) -> str:
     """What was done, in a sentence."""
     cards = [layer["card"] for layer in found["layers"].values()]
     steps = sorted({card["steps"] for card in cards})
-    # Layers of older runs do not say how many chunks they were trained on.
-    chunks = sorted({card["chunks"] for card in cards if "chunks" in card})
+    chunks = sorted({card["chunks"] for card in cards})
     return (
         f"{', '.join(view.run.scales)} reads source code in chunks of {view.chunks.length} tokens. "
         f"A TTT layer, trained for {_listed(steps)} steps on {_listed(chunks)} "
         f"chunks of {view.corpus.train_language}, updates on a chunk if {view.gate.signal} is "
         f"above a threshold that steers towards {100 * view.gate.rate:.0f} % of the chunks; the "
-        f"first {view.gate.calibration_chunks} calibrate it."
+        f"first {view.gate.calibration_chunks} (at most a quarter of a stream) calibrate it."
     )
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers)) or "an unknown number of"
+    return ", ".join(map(str, numbers))
 
 
 def headline(results: Results, place: Place, run: Run, n: Row) -> str:
