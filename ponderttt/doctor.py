@@ -18,18 +18,17 @@ from typing import Literal
 
 import huggingface_hub
 import torch
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from packaging.requirements import Requirement
 
 from ponderttt import params, plan, shapes, workers
 from ponderttt.cores import here, room, split_cores
 from ponderttt.errors import UserError
 from ponderttt.params import Params
+from ponderttt.stack import HTTP_ERROR
 
 State = Literal["ok", "warn", "fail"]
 OLDEST = (3, 11)
-# The hub's own errors derive from those of its HTTP library, whose name changes with its version.
-HTTP_ERROR: type[Exception] = HfHubHTTPError.__mro__[1]
 MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 

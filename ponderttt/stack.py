@@ -24,7 +24,7 @@ FOLDER = fetch.DOWNLOADS / "stack"
 SHA1 = re.compile(r"[0-9a-f]{40}")
 NEEDED = ("blob_id", "path", "repo_name", "language", "license_type", "src_encoding")
 USEFUL = ("detected_licenses", "is_vendor", "is_generated", "length_bytes", "files")
-# What the hub's library lets through of the HTTP library that it is built on.
+# The hub's own errors derive from those of its HTTP library, whose name changes with its version.
 HTTP_ERROR: type[Exception] = huggingface_hub.errors.HfHubHTTPError.__mro__[1]
 # What a damaged file, a missing split or a missing part of the data set raise.
 UNREADABLE = (OSError, ValueError, pa.ArrowException, datasets.exceptions.DatasetsError)

@@ -24,6 +24,7 @@ PLUMBING = {
     "ponderttt",
     "ponderttt.cores",
     "ponderttt.errors",
+    "ponderttt.fields",
     "ponderttt.params",
     "ponderttt.stage",
     "ponderttt.workers",

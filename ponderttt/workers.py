@@ -228,7 +228,8 @@ class _Pool:
         except ray.exceptions.RayError as error:
             self._stillborn += 1
             if self._stillborn > self._params.max_retries:
-                raise UserError(_gave_up("new workers", self._stillborn, error)) from None
+                words = f"{self._stillborn} workers died before they began"
+                raise UserError(_gave_up(words, error)) from None
             self._hire()
         else:
             self._idle.append(actor)
@@ -243,7 +244,8 @@ class _Pool:
             raise explained(error, shard) from None
         except ray.exceptions.RayError as error:  # dead, lost with its node, or out of memory
             if deaths == self._params.max_retries:
-                raise UserError(_gave_up(shard, deaths + 1, error)) from None
+                words = f"the worker of {shard} died {deaths + 1} times"
+                raise UserError(_gave_up(words, error)) from None
             self._waiting.append((shard, deaths + 1))
             self._hire()
             return None
@@ -262,10 +264,10 @@ class _Pool:
         self._jobs[actor.run.remote(shard)] = (actor, shard, deaths)
 
 
-def _gave_up(what: Any, deaths: int, error: Exception) -> str:
+def _gave_up(what: str, error: Exception) -> str:
     return (
-        f"ray: the worker of {what} died {deaths} times; look for lack of memory, or raise "
-        f"ray.max_retries; finished shards are kept\n{error}"
+        f"ray: {what}; look for lack of memory, or raise ray.max_retries; finished shards and "
+        f"checkpoints are kept\n{error}"
     )
 
 
@@ -295,7 +297,7 @@ def train(
             if error is None:
                 return
             if tries == params.max_retries:
-                raise UserError(_gave_up(name, tries + 1, error))
+                raise UserError(_gave_up(f"training failed {tries + 1} times", error))
 
 
 def _fit(
