@@ -6,6 +6,7 @@ was the driver, and compares every shard with those of an undisturbed run. Not p
 """
 
 import argparse
+import contextlib
 import random
 import shutil
 import subprocess
@@ -44,8 +45,12 @@ def outcome(folder: Path) -> dict[str, bytes]:
 
 def targets(stage: psutil.Process) -> list[psutil.Process]:
     """The driver and the workers that it has by now."""
-    found = [p for p in stage.children(recursive=True) if "ray::_Worker" in " ".join(p.cmdline())]
-    return [stage, *found]
+    found = [stage]
+    for child in stage.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it may end while it is looked at
+            if "ray::_Worker" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def disturb(folder: Path, seconds: float, draw: random.Random) -> str:
