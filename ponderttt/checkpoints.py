@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from ponderttt.errors import UserError
-from ponderttt.shards import NOTES, save_tensors
+from ponderttt import files
+from ponderttt.shards import DAMAGE, NOTES, save_tensors
 from ponderttt.ttt import TTTLayer
 
 NAME = "checkpoint.safetensors"
@@ -54,12 +54,9 @@ def steps_done(folder: Path) -> int:
 def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     if not path.exists():
         return {}, []
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, json.loads(file.metadata()[NOTES])["history"]
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: damaged ({error}); delete it and run `dvc repro`") from None
+    with files.reading(path, *DAMAGE), safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors, json.loads(file.metadata()[NOTES])["history"]
 
 
 def _fill(progress: Progress, tensors: dict[str, Tensor]) -> None:

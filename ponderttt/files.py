@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ BLOCK = 1 << 20
 @contextlib.contextmanager
 def atomic(path: Path) -> Iterator[Path]:
     """A temporary path that becomes `path` if the block ends well, and vanishes if it does not."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not the process id: two nodes on one storage may both have a process of that number.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -73,11 +75,19 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read JSON; a missing or damaged file is an error that names it."""
-    try:
+    with reading(path, ValueError):
         return json.loads(path.read_text())
+
+
+@contextlib.contextmanager
+def reading(path: Path, *damage: type[Exception]) -> Iterator[None]:
+    """A missing or damaged file is an error that names it; `damage` is what its reader raises."""
+    known: tuple[type[Exception], ...] = (OSError, *damage)
+    try:
+        yield
     except FileNotFoundError:
         raise UserError(f"{path}: not found; run `dvc repro`") from None
-    except ValueError as error:
+    except known as error:
         raise UserError(f"{path}: damaged ({error}); delete it and run `dvc repro`") from None
 
 
@@ -100,13 +110,19 @@ def folder_hash(folder: Path) -> str:
 
 def publish(work: Path, out: Path) -> None:
     """Move a finished work folder to its final place, in one rename."""
-    for left in work.rglob(".*.tmp"):  # of a worker that was killed while it wrote
-        left.unlink()
     if out.exists():
         shutil.rmtree(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     work.replace(out)
+    # After the move: a worker that outlives its killed driver for a moment finds the folder gone.
+    drop_half_written(out)
     _sync_folder(out.parent)
+
+
+def drop_half_written(folder: Path) -> None:
+    """Remove what workers left that were killed while they wrote."""
+    for left in folder.rglob(".*.tmp"):
+        left.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

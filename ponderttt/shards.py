@@ -17,6 +17,7 @@ from ponderttt.errors import UserError
 
 NAME = "hidden"
 NOTES = "notes"
+DAMAGE = (SafetensorError, KeyError, TypeError, ValueError)  # what a spoilt file raises
 
 
 class Done(NamedTuple):
@@ -42,7 +43,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) 
 
 def read(path: Path) -> Tensor:
     """Read a whole shard; a damaged or half-written one is an error that names it."""
-    with _named(path), safe_open(path, framework="pt") as file:
+    with files.reading(path, *DAMAGE), safe_open(path, framework="pt") as file:
         written = json.loads(file.metadata()[NOTES])
         hidden: Tensor = file.get_tensor(NAME)
     if written.get("sha256") != tensor_hash(hidden):
@@ -52,7 +53,7 @@ def read(path: Path) -> Tensor:
 
 def notes(path: Path) -> dict[str, Any]:
     """What was written beside the tensor."""
-    with _named(path), safe_open(path, framework="pt") as file:
+    with files.reading(path, *DAMAGE), safe_open(path, framework="pt") as file:
         return dict(json.loads(file.metadata()[NOTES]))
 
 
@@ -64,17 +65,6 @@ def folder_hash(folder: Path) -> str:
             for p in sorted(folder.rglob("*.safetensors"))
         ]
     )
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """A missing or damaged file is an error that names it."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise UserError(f"{path}: not found; run `dvc repro`") from None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: damaged ({error}); delete it and run `dvc repro`") from None
 
 
 @contextmanager

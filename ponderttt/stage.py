@@ -85,6 +85,7 @@ def work_folder(name: str, inputs: Any) -> Path:
     key = files.digest([inputs, sources])[:KEY_LENGTH]
     folder = Path("data/.work") / f"{name}-{key}"
     folder.mkdir(parents=True, exist_ok=True)
+    files.drop_half_written(folder)  # on a full disk it would be in the way for ever
     return folder
 
 

@@ -5,8 +5,7 @@ Sums are sums of nats over predicted tokens; `n_predicted` counts them; divide l
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ponderttt.errors import UserError
-from ponderttt.files import atomic
+from ponderttt.files import atomic, reading
+
+DAMAGE = pa.ArrowException  # what a spoilt file raises
 
 CORPUS = pa.schema(
     [
@@ -116,7 +117,7 @@ def write(
 
 def read(path: Path, schema: pa.Schema) -> pa.Table:
     """Read one file; a missing, damaged or foreign one is an error that names it."""
-    with _named(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with reading(path, DAMAGE), pq.ParquetFile(path, page_checksum_verification=True) as file:
         table = file.read()
     if not table.schema.equals(schema):
         raise UserError(f"{path}: its columns are not those of this version; run `dvc repro`")
@@ -125,14 +126,14 @@ def read(path: Path, schema: pa.Schema) -> pa.Table:
 
 def notes(path: Path) -> dict[str, Any]:
     """The metadata that `write` stored."""
-    with _named(path):
+    with reading(path, DAMAGE):
         metadata = pq.read_metadata(path).metadata or {}
     return {k.decode(): json.loads(v) for k, v in metadata.items() if not k.startswith(b"ARROW")}
 
 
 def count(path: Path) -> int:
     """How many rows a file has, from its footer."""
-    with _named(path):
+    with reading(path, DAMAGE):
         return int(pq.read_metadata(path).num_rows)
 
 
@@ -142,14 +143,3 @@ def read_folder(folder: Path, schema: pa.Schema) -> pa.Table:
     if not paths:
         raise UserError(f"{folder}: holds no table; run `dvc repro`")
     return pa.concat_tables([read(path, schema) for path in paths])
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """A missing or damaged file is an error that names it."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise UserError(f"{path}: not found; run `dvc repro`") from None
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: damaged ({error}); delete it and run `dvc repro`") from None

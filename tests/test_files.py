@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from ponderttt import files, result_tables, shards, tables
+from ponderttt import files, result_tables, shards, stage, tables
 from ponderttt.errors import UserError
 
 
@@ -116,3 +116,25 @@ def test_a_spoiled_shard_is_named(tmp_path, spoil):
 def test_a_missing_shard_is_named(tmp_path):
     with pytest.raises(UserError, match="not found; run `dvc repro`"):
         shards.read(tmp_path / "part-00000.safetensors")
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    """As two nodes may, whose processes have the same number."""
+    path = tmp_path / "file"
+    with files.atomic(path) as first:
+        first.write_text("first")
+        with files.atomic(path) as second:
+            second.write_text("second")
+        assert first.read_text() == "first"
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_work_folder_taken_up_again_holds_nothing_half_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    work = stage.work_folder("hidden@tiny", [1])
+    (work / "set=train").mkdir()
+    (work / "set=train/.part.0.tmp").write_text("half")
+    (work / "set=train/part").write_text("whole")
+    assert stage.work_folder("hidden@tiny", [1]) == work
+    assert [p.name for p in work.rglob("*") if p.is_file()] == ["part"]
