@@ -1,6 +1,6 @@
 """The frozen backbone, once per chunk: hidden states, and the `base` arm's losses beside them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -49,9 +49,24 @@ def list_shards(chunks: Path, out: Path) -> list[Shard]:
     ]
 
 
-def start(folder: Path, params: Hidden) -> Callable[[Shard], Done]:
-    """Load the backbone once and give the function that a worker maps over shards."""
-    backbone = backbones.load(folder, backbones.best_device())
+def made_on(finished: Sequence[Shard]) -> str:
+    """The kind of device that an earlier run made shards on; empty if it finished none."""
+    return str(shards.notes(finished[0].hidden)["device"]) if finished else ""
+
+
+def start(folder: Path, params: Hidden, earlier: str = "") -> Callable[[Shard], Done]:
+    """Load the backbone once and give the function that a worker maps over shards.
+
+    `earlier` is the kind of device of the shards that are there: no set mixes two precisions.
+    """
+    device = backbones.best_device()
+    if earlier not in ("", device):
+        raise UserError(
+            f"hidden: this run computes on {device}, but its finished shards were made on "
+            f"{earlier}, in another precision; give it {earlier} again (section `ray`), or "
+            "delete data/.work/hidden@* to begin anew"
+        )
+    backbone = backbones.load(folder, device)
     batches = Batches(params.batch)
 
     def work(shard: Shard) -> Done:
@@ -111,10 +126,10 @@ def run(
     kept, sums = zip(*batches.map(forward, len(tokens)), strict=True)
     base = base_table(rows, torch.cat(sums, dim=1).numpy())
     check_finite(shard.chunks, base)
-    weights = {"backbone": backbone.card["weights"]}
-    tables.write(shard.base, base, tables.BASE, weights)
+    origin = {"backbone": backbone.card["weights"], "device": backbone.device.type}
+    tables.write(shard.base, base, tables.BASE, origin)
     ids = shards.ids_hash(rows["chunk_id"].to_pylist())
-    shards.write(shard.hidden, torch.cat(kept), weights | {"chunk_ids": ids})
+    shards.write(shard.hidden, torch.cat(kept), origin | {"chunk_ids": ids})
     return Done(len(tokens), int(counts.sum()))
 
 

@@ -15,10 +15,11 @@ def make(view: Any, scale: str) -> None:
     work = stage.work_folder(f"hidden@{scale}", key)
     shards = hidden.list_shards(chunks, work)
     todo = [shard for shard in shards if not shard.done]
+    earlier = hidden.made_on([shard for shard in shards if shard.done])
     counts = {shard: tables.count(shard.chunks) for shard in shards}
     left = sum(counts[shard] for shard in todo)
     with stage.progress("hidden", sum(counts.values()), left) as bar:
-        workers.run(partial(hidden.start, model, view.hidden), todo, view.ray, bar)
+        workers.run(partial(hidden.start, model, view.hidden, earlier), todo, view.ray, bar)
     stage.publish(work, Path(f"data/hidden/scale={scale}"))
 
 
