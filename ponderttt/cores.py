@@ -1,11 +1,13 @@
 """How the cores and GPUs of some nodes are split into workers and their threads."""
 
+import contextlib
 import functools
 import math
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ import torch
 from ponderttt.errors import UserError
 from ponderttt.params import Ray
 
+CGROUP = Path("/sys/fs/cgroup")  # where Linux tells a container its limits
 TRIAL_SECONDS = 0.5
 GAIN = 1.1  # Ray must promise this much more than one process before it is started
 
@@ -34,8 +37,21 @@ class Split:
 
 
 def here() -> Node:
-    """This machine."""
-    return Node(len(os.sched_getaffinity(0)), torch.cuda.device_count())
+    """This machine, or the share of it that this process may use."""
+    cores = min(len(os.sched_getaffinity(0)), quota(CGROUP))
+    return Node(max(1, int(cores)), torch.cuda.device_count())
+
+
+def quota(cgroup: Path) -> float:
+    """CPUs that a container's limit leaves; no limit is infinite. Version 2, then version 1."""
+    with contextlib.suppress(OSError, ValueError):  # "max 100000": no limit
+        limit, period = (cgroup / "cpu.max").read_text().split()
+        return int(limit) / int(period)
+    with contextlib.suppress(OSError, ValueError):  # -1: no limit
+        limit = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
+        period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
+        return int(limit) / int(period) if int(limit) > 0 else math.inf
+    return math.inf
 
 
 def split_cores(params: Ray, cluster: Sequence[Node] = ()) -> Split:
@@ -85,13 +101,17 @@ def check_room(nodes: Sequence[Node], split: Split) -> None:
     """Compare what will be asked for with what there is; nothing waits in silence."""
     fit = room(nodes, split.threads, split.gpus)
     if fit < split.workers:
-        asked = f"{split.workers * split.threads} CPU, {split.workers * split.gpus:g} GPU"
         there = f"{sum(n.cpus for n in nodes):g} CPU, {sum(n.gpus for n in nodes):g} GPU"
         raise UserError(
-            f"ray: {split.workers} workers ask for {asked}; the cluster has {there} on "
+            f"ray: {split.workers} workers ask for {asked(split)}; the cluster has {there} on "
             f"{len(nodes)} nodes, room for {fit}; lower ray.workers, ray.threads or "
             "ray.gpus_per_worker"
         )
+
+
+def asked(split: Split) -> str:
+    """What all workers ask for together, in words."""
+    return f"{split.workers * split.threads} CPU, {split.workers * split.gpus:g} GPU"
 
 
 def for_training(split: Split, batch: int) -> Split:

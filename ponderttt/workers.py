@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ponderttt.cores import Node, Split, check_room, for_training, here, split_cores
+from ponderttt.cores import Node, Split, asked, check_room, for_training, here, room, split_cores
 from ponderttt.errors import UserError
 from ponderttt.params import Ray
 from ponderttt.ranks import Rank, Tell
@@ -87,14 +87,19 @@ def cluster(params: Ray) -> Iterator[Split]:
     try:
         if context.dashboard_url:
             print(f"Ray dashboard: {context.dashboard_url}", file=sys.stderr)
-        split = split_cores(params, nodes() if params.address else ())
+        split = _split(params)
         check_room(nodes(), split)
         if params.address:
             check_folder(str(Path.cwd()))
             _tell_of_idle_gpus(split)
+            tell_of_wait(split)
         yield split
     finally:
         ray.shutdown()
+
+
+def _split(params: Ray) -> Split:
+    return split_cores(params, nodes() if params.address else ())
 
 
 def probe(address: str) -> None:
@@ -150,6 +155,21 @@ def _tell_of_idle_gpus(split: Split) -> None:
     if count and not split.gpus:
         print(
             f"the cluster's {count:g} GPUs stay unused: ray.gpus_per_worker is 0", file=sys.stderr
+        )
+
+
+def tell_of_wait(split: Split) -> None:
+    """Others' work on a shared cluster may hold what the nodes have: nobody waits in silence."""
+    import ray
+
+    free = ray.available_resources()
+    there = Node(free.get("CPU", 0), free.get("GPU", 0))
+    if room([there], split.threads, split.gpus) < split.workers:
+        print(
+            f"ray: {split.workers} workers ask for {asked(split)}; {there.cpus:g} CPU, "
+            f"{there.gpus:g} GPU are free now, the rest is held by other work: "
+            "who finds no place waits",
+            file=sys.stderr,
         )
 
 
@@ -289,10 +309,13 @@ def train(
         return
     # Else every report of a rank waits for a slow clock.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
-    with cluster(params) as whole, _heard(tell) as mailbox:
-        split = for_training(whole, batch)
+    with cluster(params) as first, _heard(tell) as mailbox:
         for tries in range(params.max_retries + 1):
-            check_room(nodes(), split)  # a node may have gone with the last attempt
+            # A node may have gone with the last attempt: `auto` goes on with who is left.
+            split = for_training(_split(params) if tries else first, batch)
+            check_room(nodes(), split)
+            if tries:
+                print(f"ttt: a rank or node died; going on with {split.workers}", file=sys.stderr)
             error = _fit(fit, name, split, mailbox)
             if error is None:
                 return

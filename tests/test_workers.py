@@ -1,6 +1,8 @@
 """Real Ray: the same bytes whoever did the work, and nothing lost when somebody dies."""
 
 import contextlib
+import json
+import math
 import os
 import resource
 import shutil
@@ -16,6 +18,7 @@ import polars as pl
 import psutil
 import pytest
 import tiny
+from safetensors import safe_open
 from tqdm import tqdm
 
 from ponderttt import cores, files, hidden, params, shards, workers
@@ -147,6 +150,17 @@ def test_a_worker_that_always_dies_is_given_up(in_project, tmp_path):
         workers.run(suicide, ["one"], settings(workers=1, max_retries=1), bar)
 
 
+def test_no_set_mixes_shards_of_two_kinds_of_device(in_project):
+    chunks, out = Path("data/chunks/scale=tiny"), Path("data/hidden/scale=tiny")
+    assert hidden.made_on([]) == ""
+    earlier = hidden.made_on(hidden.list_shards(chunks, out))
+    assert earlier == "cpu"
+    model, chosen = Path("data/backbone/scale=tiny"), params.parse(tiny.plain_params()).hidden
+    assert hidden.start(model, chosen, earlier)
+    with pytest.raises(UserError, match=r"computes on cpu, but its finished .* made on cuda"):
+        hidden.start(model, chosen, "cuda")
+
+
 def test_our_own_exception_is_not_retried_and_comes_with_its_traceback(in_project):
     with tqdm(disable=True) as bar, pytest.raises(UserError) as caught:
         workers.run(failing_start, ["shard 7", "shard 8"], settings(workers=1), bar)
@@ -242,6 +256,45 @@ def test_two_nodes_and_one_is_lost(in_project, tmp_path, two_nodes):
     remover.join(timeout=30)
     assert not remover.is_alive()
     assert without_leftovers(out) == wanted_hidden(in_project)
+
+
+def test_training_goes_on_with_the_node_that_is_left(copied, two_nodes):
+    """`auto` takes a rank on each node; when one is lost, one rank goes on from the checkpoint."""
+    set_workers(copied, workers="auto", address=two_nodes.address, steps=150)
+    shutil.rmtree(copied / "data/ttt")
+    with (copied / "errors.txt").open("w") as errors:
+        command = [sys.executable, "-m", "stages.ttt", "tiny", "0"]
+        process = subprocess.Popen(command, cwd=copied, env=tiny.environment(), stderr=errors)
+        while not some_finished(copied, "ttt", "checkpoint.safetensors", 1):
+            assert process.poll() is None
+            time.sleep(0.01)
+        two_nodes.lose_one()
+        assert process.wait(timeout=300) == 0, (copied / "errors.txt").read_text()
+    assert "a rank or node died; going on with 1" in (copied / "errors.txt").read_text()
+    disturbed = history(copied)
+    set_workers(copied, workers=0, steps=150)
+    tiny.stage(copied, "ttt", "tiny", "0")
+    assert abs(history(copied) - disturbed).max() <= 1e-4
+
+
+def test_a_wait_for_others_on_the_cluster_is_told(in_project, capsys):
+    import ray
+
+    class Other:
+        def here(self):
+            pass
+
+    with workers.cluster(settings(workers=2)) as split:
+        workers.tell_of_wait(split)
+        assert "held by other work" not in capsys.readouterr().err
+        other = ray.remote(num_cpus=1)(Other).remote()
+        ray.get(other.here.remote())
+        while ray.available_resources()["CPU"] == cores.here().cpus:
+            time.sleep(0.05)
+        workers.tell_of_wait(cores.Split(workers=int(cores.here().cpus), threads=1, gpus=0))
+        told = capsys.readouterr().err
+    assert f"ask for {cores.here().cpus} CPU, 0 GPU; {cores.here().cpus - 1} CPU" in told
+    assert "who finds no place waits" in told
 
 
 def test_a_node_without_the_project_folder_says_so(in_project, tmp_path):
@@ -340,14 +393,24 @@ def test_a_killed_driver_resumes_and_redoes_no_shard(tracked, stage, suffix, cou
         assert (tracked / "data" / published(name, path)).stat().st_mtime_ns == when
 
 
-def test_a_killed_training_driver_resumes_to_the_same_bits(tracked):
-    layer = tracked / "data/ttt/scale=tiny/seed=0/layer.safetensors"
-    before = layer.read_bytes()
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_killed_training_driver_resumes_to_the_same_bits(tracked, count):
+    """The speed of each step is measured, so those of a checkpoint tell whether it was used."""
+    folder = tracked / "data/ttt/scale=tiny/seed=0"
+    set_workers(tracked, workers=count, steps=60)
+    tiny.run(tracked, "dvc", "repro", "ttt@tiny-0")
+    before = (folder / "layer.safetensors").read_bytes()
     process = start_repro(tracked, "ttt@tiny-0")
     kill_when(process, lambda: some_finished(tracked, "ttt", "checkpoint.safetensors", 1))
-    assert not layer.exists()
+    assert not folder.exists()
+    (work,) = (tracked / "data/.work").glob("ttt@*")
+    with safe_open(work / "checkpoint.safetensors", framework="pt") as file:
+        kept = json.loads(file.metadata()[shards.NOTES])["history"]
+    assert 0 < len(kept) < 60
     tiny.run(tracked, "dvc", "repro", "ttt@tiny-0")
-    assert layer.read_bytes() == before
+    assert (folder / "layer.safetensors").read_bytes() == before
+    speeds = pl.read_parquet(folder / "history.parquet")["tokens_per_second"].to_list()
+    assert speeds[: len(kept)] == [row["tokens_per_second"] for row in kept]
 
 
 def test_killing_dvc_ends_its_stage(tracked):
@@ -470,7 +533,9 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_really_full_disk_keeps_finished_shards(copied, small_disk):
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_really_full_disk_keeps_finished_shards(copied, small_disk, count):
+    set_workers(copied, workers=count)
     shutil.rmtree(copied / "data/hidden")
     (copied / "data/.work").mkdir(exist_ok=True)
     (copied / "data/.work").rmdir()
@@ -496,7 +561,7 @@ def test_a_read_only_folder_is_told(copied, small_disk):
 
 
 def test_cores_are_split_as_told():
-    count = len(os.sched_getaffinity(0))
+    count = cores.here().cpus
     one = cores.split_cores(settings(workers="auto", threads=1))
     assert one == cores.Split(workers=count if count > 1 else 0, threads=1, gpus=0)
     assert cores.split_cores(settings(workers=3, threads=2)).workers == 3
@@ -504,6 +569,18 @@ def test_cores_are_split_as_told():
     assert whole == cores.Split(workers=0, threads=count, gpus=0)
     trial = cores.split_cores(settings(workers="auto", threads="auto"))
     assert max(1, trial.workers) * trial.threads == count
+
+
+def test_a_containers_limit_counts(tmp_path):
+    assert cores.quota(tmp_path) == math.inf
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    for limit, wanted in (("-1", math.inf), ("150000", 1.5)):
+        (tmp_path / "cpu/cpu.cfs_quota_us").write_text(f"{limit}\n")
+        assert cores.quota(tmp_path) == wanted
+    for limit, wanted in (("max", 1.5), ("400000", 4)):  # version 2 goes first
+        (tmp_path / "cpu.max").write_text(f"{limit} 100000\n")
+        assert cores.quota(tmp_path) == wanted
 
 
 def test_auto_counts_the_clusters_gpus_not_this_machines():
