@@ -1,8 +1,10 @@
-"""Kill a worker or the driver at a random moment, again and again; count what was lost.
+"""Kill a process of a stage at a random moment, again and again; count what was lost.
 
-Each round runs the `hidden` stage of a tiny project, kills one process, runs the stage again if it
-was the driver, and compares every shard with those of an undisturbed run. Not part of `make bench`:
-`make soak COUNT=50 SECONDS=1800`.
+Each round runs `hidden` or `scores` of a tiny project on two Ray workers, kills its driver, one of
+its workers or Ray's own node process, and runs the stage again if it failed. Then every file is
+compared with an undisturbed run's: `lost` if it is missing; `doubled` if it is one too many, or its
+shard was finished before the kill and done again; `corrupt` if its bytes differ. `left` counts
+processes that outlive their round. Not part of `make bench`: `make soak COUNT=50 SECONDS=1800`.
 """
 
 import argparse
@@ -13,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -20,72 +24,187 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import tiny
 
-from ponderttt import shards
-from ponderttt.errors import UserError
+MARK = "PONDERTTT_SOAK"  # in the environment of all processes of a round
+KINDS = ("driver", "worker", "node", "nobody")
+FAULTS = ("lost", "doubled", "corrupt", "left")
+EARLY = 0.25  # share of the kills at any moment; the others fall between two finished shards
+GRACE = 20.0  # seconds in which the processes of a killed driver must end
 
-STAGE = [sys.executable, "-m", "stages.hidden", "tiny"]
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that spreads shards over workers."""
+
+    arguments: tuple[str, ...]
+    places: dict[str, Path]  # a part of its work folder -> where that is published
+    last: str  # the file of a shard that is written last
+
+    def finished(self, folder: Path) -> dict[Path, int]:
+        """When each finished shard was written, by its path below the work folder."""
+        found = {}
+        for work in (folder / "data/.work").glob(f"{self.arguments[0]}@*"):
+            with contextlib.suppress(FileNotFoundError):  # published while this looks
+                for path in work.rglob(self.last):
+                    if not path.name.startswith("."):
+                        found[path.relative_to(work)] = path.stat().st_mtime_ns
+        return found
+
+    def published(self, folder: Path) -> dict[Path, Path]:
+        """Every published file, by its path in the work folder that it came from."""
+        return {
+            Path(part) / path.relative_to(folder / place): path
+            for part, place in self.places.items()
+            for path in (folder / place).rglob("*")
+            if path.is_file()
+        }
+
+
+STAGES = (
+    Stage(("hidden", "tiny"), {"": Path("data/hidden/scale=tiny")}, "*.safetensors"),
+    Stage(
+        ("scores", "tiny", "0"),
+        {name: Path(f"data/{name}/scale=tiny/seed=0") for name in ("scores", "tokens")},
+        "scores/*/*/*.parquet",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One stage, disturbed once."""
+
+    folder: Path
+    stage: Stage
+    number: int
+    draw: random.Random
+
+    def run(self, wanted: dict[Path, bytes], seconds: float) -> tuple[str, bool, Counter[str]]:
+        """Who was killed, whether in the middle of the shards, and what went wrong."""
+        for place in self.stage.places.values():
+            shutil.rmtree(self.folder / place)
+        process = self._start()
+        self._wait(process, sum(path.match(self.stage.last) for path in wanted), seconds)
+        finished = self.stage.finished(self.folder)
+        killed = self._kill(process)
+        code = process.wait(timeout=600)
+        if code and all((self.folder / place).exists() for place in self.stage.places.values()):
+            killed, finished = "nobody", {}  # all was published: the stage had only to return
+        if code and self._start().wait(timeout=600):
+            raise RuntimeError(f"round {self.number}: {self.stage.arguments} did not resume")
+        return killed, bool(finished), self._faults(wanted, finished)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        name, *rest = self.stage.arguments
+        return subprocess.Popen(
+            [sys.executable, "-m", f"stages.{name}", *rest],
+            cwd=self.folder,
+            env=tiny.environment() | {MARK: str(self.number)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _wait(self, process: subprocess.Popen[bytes], shards: int, seconds: float) -> None:
+        if self.draw.random() < EARLY:
+            time.sleep(self.draw.uniform(0, seconds))
+            return
+        some = self.draw.randrange(shards)
+        while process.poll() is None and len(self.stage.finished(self.folder)) < some:
+            time.sleep(0.002)
+        time.sleep(self.draw.uniform(0, 0.02))
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> str:
+        """Kill somebody, each kind of process being as likely; who it was."""
+        found: dict[str, list[psutil.Process]] = {}
+        for living in marked(self.number):
+            with contextlib.suppress(psutil.Error):
+                found.setdefault(kind(living, process.pid), []).append(living)
+        found.pop("", None)
+        if process.poll() is not None or not found:
+            return "nobody"
+        chosen = self.draw.choice(sorted(found))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.draw.choice(found[chosen]).kill()
+        return chosen
+
+    def _faults(self, wanted: dict[Path, bytes], finished: dict[Path, int]) -> Counter[str]:
+        found = self.stage.published(self.folder)
+        again = [p for p, when in finished.items() if found[p].stat().st_mtime_ns != when]
+        end = time.monotonic() + GRACE
+        while marked(self.number) and time.monotonic() < end:
+            time.sleep(0.1)
+        return Counter(
+            lost=len(wanted.keys() - found.keys()),
+            doubled=len(found.keys() - wanted.keys()) + len(again),
+            corrupt=sum(found[p].read_bytes() != wanted[p] for p in wanted.keys() & found.keys()),
+            left=len(marked(self.number)),
+        )
+
+
+def marked(number: int) -> list[psutil.Process]:
+    """Every living process that was started in this round, whoever its parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == str(number):
+                found.append(process)
+    return found
+
+
+def kind(process: psutil.Process, driver: int) -> str:
+    """What a process is to the stage; empty for those of Ray that do no work."""
+    if process.pid == driver:
+        return "driver"
+    if process.name().startswith("ray::_Worker"):
+        return "worker"
+    return "node" if process.name() == "raylet" else ""
 
 
 def prepare(folder: Path) -> None:
-    """A tiny project with enough small shards to be disturbed, up to its chunks."""
+    """A tiny project with enough small shards to be disturbed, undisturbed up to its scores."""
     tiny.project(folder)
     raw = tiny.plain_params()
     raw["budgets"]["smoke"] |= {"train_chunks": 400, "test_chunks": 200}
     raw["chunks"] |= {"shard": 8}
+    tiny.write_params(folder, raw)
+    before = (("corpus",), ("backbone", "tiny"), ("chunks", "tiny"), ("hidden", "tiny"))
+    for arguments in (*before, ("ttt", "tiny", "0"), ("scores", "tiny", "0")):
+        tiny.stage(folder, *arguments)
     raw["ray"] |= {"workers": 2}
     tiny.write_params(folder, raw)
-    for args in (("corpus",), ("backbone", "tiny"), ("chunks", "tiny")):
-        tiny.stage(folder, *args)
 
 
-def outcome(folder: Path) -> dict[str, bytes]:
-    out = folder / "data/hidden"
-    return {str(p.relative_to(out)): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+def soak(folder: Path, count: int, seconds: float, seed: int) -> Counter[str]:
+    """Rounds, by stage in turn, until there are enough or time is up; all that was counted."""
+    draw, total, began = random.Random(seed), Counter(), time.monotonic()
+    wanted = [
+        {p: path.read_bytes() for p, path in stage.published(folder).items()} for stage in STAGES
+    ]
+    length = 10.0  # of a stage, nearly all of it Ray's start
+    for number in range(count):
+        if time.monotonic() - began > seconds:
+            break
+        which = number % len(STAGES)
+        start = time.monotonic()
+        killed, middle, faults = Round(folder, STAGES[which], number, draw).run(
+            wanted[which], length
+        )
+        if killed == "nobody":
+            length = time.monotonic() - start
+        total.update({"rounds": 1, killed: 1, "middle": int(middle), "files": len(wanted[which])})
+        total.update(faults)
+        print(f"\r{summary(total)}", end="", flush=True)
+    print()
+    return total
 
 
-def targets(stage: psutil.Process) -> list[psutil.Process]:
-    """The driver and the workers that it has by now."""
-    found = [stage]
-    for child in stage.children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it may end while it is looked at
-            if "ray::_Worker" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
-
-
-def disturb(folder: Path, seconds: float, draw: random.Random) -> str:
-    """Start the stage, kill one of its processes after a while; who it was."""
-    process = subprocess.Popen(
-        STAGE,
-        cwd=folder,
-        env=tiny.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+def summary(total: Counter[str]) -> str:
+    """The figures of all rounds so far."""
+    kills = ", ".join(f"{kind} {total[kind]}" for kind in KINDS)
+    faults = ", ".join(f"{total[fault]} {fault}" for fault in FAULTS)
+    return (
+        f"{total['rounds']} rounds, {total['files']} files; killed: {kills} "
+        f"({total['middle']} with some shards finished): {faults}"
     )
-    time.sleep(draw.uniform(0, seconds))
-    killed = "nobody"
-    if process.poll() is None:
-        victim = draw.choice(targets(psutil.Process(process.pid)))
-        killed = "driver" if victim.pid == process.pid else "worker"
-        victim.kill()
-    code = process.wait(timeout=600)
-    if code != 0:
-        tiny.run(folder, *STAGE)
-    return killed
-
-
-def faults(wanted: dict[str, bytes], found: dict[str, bytes], folder: Path) -> dict[str, int]:
-    """Shards that are lost, too many, or not what they should be."""
-    corrupt = 0
-    for name in found.keys() & wanted.keys():
-        try:
-            if name.endswith(".safetensors"):
-                shards.read(folder / "data/hidden" / name)
-            corrupt += found[name] != wanted[name]
-        except UserError:
-            corrupt += 1
-    lost, doubled = len(wanted.keys() - found.keys()), len(found.keys() - wanted.keys())
-    return {"lost": lost, "doubled": doubled, "corrupt": corrupt}
 
 
 def main() -> None:
@@ -94,24 +213,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1800, help="stop after this long")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    draw, total = random.Random(args.seed), {"lost": 0, "doubled": 0, "corrupt": 0}
-    kills: dict[str, int] = {"driver": 0, "worker": 0, "nobody": 0}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "project"
-        prepare(folder)
-        began = time.perf_counter()
-        tiny.run(folder, *STAGE)
-        length = time.perf_counter() - began
-        wanted, rounds = outcome(folder), 0
-        while rounds < args.count and time.perf_counter() - began < args.seconds:
-            shutil.rmtree(folder / "data/hidden")
-            kills[disturb(folder, length, draw)] += 1
-            for kind, count in faults(wanted, outcome(folder), folder).items():
-                total[kind] += count
-            rounds += 1
-            print(f"\r{rounds} rounds, killed {kills}, {total}", end="", flush=True)
-    print(f"\n{rounds} rounds of {len(wanted)} files: {total}; killed {kills}")
-    sys.exit(any(total.values()))
+        prepare(Path(name))
+        total = soak(Path(name), args.count, args.seconds, args.seed)
+    sys.exit(any(total[fault] for fault in FAULTS))
 
 
 if __name__ == "__main__":
