@@ -315,7 +315,8 @@ def train(
             split = for_training(_split(params) if tries else first, batch)
             check_room(nodes(), split)
             if tries:
-                print(f"ttt: a rank or node died; going on with {split.workers}", file=sys.stderr)
+                words = f"ttt: a rank was lost or found no place; going on with {split.workers}"
+                print(words, file=sys.stderr)
             error = _fit(fit, name, split, mailbox)
             if error is None:
                 return
