@@ -71,8 +71,10 @@ def start(folder: Path, params: Hidden, earlier: str = "") -> Callable[[Shard], 
 
     def work(shard: Shard) -> Done:
         rows = tables.read(shard.chunks, tables.CHUNKS)
-        with shards.naming(rows["chunk_id"].to_pylist()):
-            return run(shard, rows, backbone, params, batches)
+        if not shard.done:  # else by a worker that died before it could say so
+            with shards.naming(rows["chunk_id"].to_pylist()):
+                run(shard, rows, backbone, params, batches)
+        return shards.held(rows)
 
     return work
 
@@ -114,8 +116,8 @@ def _unless_full(call: Callable[[slice], Result], part: slice) -> Result | None:
 
 def run(
     shard: Shard, rows: pa.Table, backbone: Backbone, params: Hidden, batches: Batches | None = None
-) -> Done:
-    """Write one shard's hidden states and base losses; what they held."""
+) -> None:
+    """Write one shard's hidden states and base losses."""
     check_vocabulary(shard.chunks, rows, backbone)
     tokens, counts = to_tensors(rows)
 
@@ -130,7 +132,6 @@ def run(
     tables.write(shard.base, base, tables.BASE, origin)
     ids = shards.ids_hash(rows["chunk_id"].to_pylist())
     shards.write(shard.hidden, torch.cat(kept), origin | {"chunk_ids": ids})
-    return Done(len(tokens), int(counts.sum()))
 
 
 def base_arm(

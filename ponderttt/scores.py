@@ -65,6 +65,11 @@ class Scorer:
     def run(self, shard: Shard) -> Done:
         """Write the tables of one shard; what it held."""
         rows = tables.read(shard.chunks, tables.CHUNKS)
+        if not shard.done:  # else by a worker that died before it could say so
+            self._write(shard, rows)
+        return shards.held(rows)
+
+    def _write(self, shard: Shard, rows: pa.Table) -> None:
         check_shard(shard.hidden, rows, self.backbone.card["weights"])
         with shards.naming(rows["chunk_id"].to_pylist()):
             columns, tokens = self._columns(shard, rows)
@@ -75,7 +80,6 @@ class Scorer:
         if len(kept):
             tables.write(shard.out("tokens"), kept, tables.TOKENS)
         tables.write(shard.out("scores"), scores, tables.SCORES)
-        return Done(len(rows), sum(rows["n_tokens"].to_pylist()))
 
     def _columns(self, shard: Shard, rows: pa.Table) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Per-chunk columns [n] in float64, and per-token losses [n, T - 1] of each arm."""

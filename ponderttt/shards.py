@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -25,6 +26,15 @@ class Done(NamedTuple):
 
     chunks: int
     tokens: int
+
+
+def held(rows: pa.Table) -> Done:
+    """What these chunks are.
+
+    >>> held(pa.table({"n_tokens": [512, 70]}))
+    Done(chunks=2, tokens=582)
+    """
+    return Done(len(rows), sum(rows["n_tokens"].to_pylist()))
 
 
 def write(path: Path, hidden: Tensor, notes: dict[str, Any]) -> None:

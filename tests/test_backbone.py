@@ -100,7 +100,7 @@ def test_a_full_gpu_gets_smaller_batches(scored, tmp_path, monkeypatch):
     kept = shards.read(scored / "data/hidden/scale=tiny/set=python/part-00000.safetensors")
     torch.testing.assert_close(shards.read(shard.hidden), kept, rtol=1e-5, atol=1e-5)
     asked.clear()
-    work(shard)
+    work(hidden.Shard(chunks=path, out=tmp_path / "other"))
     assert max(asked) == 2  # what fits is remembered
 
 

@@ -21,7 +21,7 @@ import tiny
 from safetensors import safe_open
 from tqdm import tqdm
 
-from ponderttt import cores, files, hidden, params, shards, workers
+from ponderttt import cores, files, hidden, params, shards, tables, workers
 from ponderttt.errors import UserError
 
 pytestmark = pytest.mark.ray
@@ -135,6 +135,33 @@ def test_a_killed_actor_costs_nothing(in_project, tmp_path):
     assert without_leftovers(out) == wanted_hidden(in_project)
     repeated = [path for path in log.glob("*") if len(path.read_text().split()) > 1]
     assert len(repeated) == 1
+
+
+def dying_start(folder, settings, log):
+    """The real work, by a worker that dies once after its shard is there, before it says so."""
+    work = hidden.start(folder, settings)
+
+    def die(shard):
+        done = work(shard)
+        if not log.exists():
+            log.write_text(f"{shard.hidden.stat().st_mtime_ns} {shard.hidden}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    return die
+
+
+def test_a_shard_finished_by_a_worker_that_died_is_not_done_again(in_project, tmp_path):
+    log = tmp_path / "log"
+    todo = hidden.list_shards(Path("data/chunks/scale=tiny"), Path("data/.work/dying"))
+    chosen = params.parse(tiny.plain_params()).hidden
+    start = partial(dying_start, Path("data/backbone/scale=tiny"), chosen, log)
+    with tqdm() as bar:
+        workers.run(start, todo, settings(workers=1), bar)
+        assert bar.n == sum(tables.count(shard.chunks) for shard in todo)
+    when, path = log.read_text().split(" ", 1)
+    assert Path(path).stat().st_mtime_ns == int(when)
+    assert without_leftovers(Path("data/.work/dying")) == wanted_hidden(in_project)
 
 
 def test_a_worker_that_always_dies_is_given_up(in_project, tmp_path):
@@ -270,7 +297,7 @@ def test_training_goes_on_with_the_node_that_is_left(copied, two_nodes):
             time.sleep(0.01)
         two_nodes.lose_one()
         assert process.wait(timeout=300) == 0, (copied / "errors.txt").read_text()
-    assert "a rank was lost or found no place; going on with 1" in (copied / "errors.txt").read_text()
+    assert "lost or found no place; going on with 1" in (copied / "errors.txt").read_text()
     disturbed = history(copied)
     set_workers(copied, workers=0, steps=150)
     tiny.stage(copied, "ttt", "tiny", "0")
