@@ -18,6 +18,7 @@ from ponderttt import hidden, params, tables, workers
 from ponderttt.shards import Done
 
 TARGETS = {"shards": 8.0, "training": 30.0, "one_worker": 1.1, "two_workers": 1.6}
+IDLE_SECONDS = 3.0
 
 
 class Clock(tqdm):
@@ -59,8 +60,13 @@ def timed(start, shards, settings: params.Ray) -> dict[str, float]:
 
 
 def idle():
-    """Work that is done at once."""
-    return lambda _: Done(0, 0)
+    """Work of a known length, so that every worker comes before the first is free again."""
+
+    def sleep(_) -> Done:
+        time.sleep(IDLE_SECONDS)
+        return Done(0, 0)
+
+    return sleep
 
 
 def idle_fit(rank, tell) -> None:
@@ -73,7 +79,7 @@ def start_seconds(settings: params.Ray) -> dict[str, float]:
     workers.run(idle, range(settings.workers), settings, Clock())
     middle = time.perf_counter()
     workers.train(idle_fit, "idle", settings, lambda *_: None, batch=settings.workers)
-    return {"shards": middle - began, "training": time.perf_counter() - middle}
+    return {"shards": middle - began - IDLE_SECONDS, "training": time.perf_counter() - middle}
 
 
 def main() -> None:
@@ -85,6 +91,8 @@ def main() -> None:
     settings = params.load()
     scale = settings.run.scales[0]
     begin = partial(hidden.start, Path(f"data/backbone/scale={scale}").resolve(), settings.hidden)
+    # First of all, so that loading Ray itself is counted.
+    start = start_seconds(dataclasses.replace(settings.ray, workers=2, threads=1))
     found = {}
     for count in (0, 1, 2):
         ray = dataclasses.replace(settings.ray, workers=count, threads=1)
@@ -92,7 +100,7 @@ def main() -> None:
             shards = small_shards(scale, args.shards, args.size, Path(name))
             found[count] = timed(begin, shards, ray)
     result = {
-        "start_seconds": start_seconds(dataclasses.replace(settings.ray, workers=2, threads=1)),
+        "start_seconds": start,
         "one_worker_over_in_process": found[1]["seconds_per_shard"] / found[0]["seconds_per_shard"],
         "two_workers_over_one": found[1]["seconds_per_shard"] / found[2]["seconds_per_shard"],
         "seconds": found,

@@ -1,14 +1,17 @@
 """Kill a process of a stage at a random moment, again and again; count what was lost.
 
 Each round runs `hidden` or `scores` of a tiny project on two Ray workers, kills its driver, one of
-its workers or Ray's own node process, and runs the stage again if it failed. Then every file is
-compared with an undisturbed run's: `lost` if it is missing; `doubled` if it is one too many, or its
-shard was finished before the kill and done again; `corrupt` if its bytes differ. `left` counts
-processes that outlive their round. Not part of `make bench`: `make soak COUNT=50 SECONDS=1800`.
+its workers or Ray's own node process, and runs the stage again if it failed. Half of the workers
+die with a file open for writing: a random moment would hardly ever find a small one half-written.
+Then every file is compared with an undisturbed run's: `lost` if it is missing; `doubled` if it is
+one too many, or its shard was finished before the kill and done again; `corrupt` if its bytes
+differ. `left` counts processes that outlive their round. It reads /proc, so it wants Linux. Not
+part of `make bench`: `make soak COUNT=50 SECONDS=1800`.
 """
 
 import argparse
 import contextlib
+import itertools
 import random
 import shutil
 import subprocess
@@ -28,6 +31,7 @@ MARK = "PONDERTTT_SOAK"  # in the environment of all processes of a round
 KINDS = ("driver", "worker", "node", "nobody")
 FAULTS = ("lost", "doubled", "corrupt", "left")
 EARLY = 0.25  # share of the kills at any moment; the others fall between two finished shards
+WRITING = 0.5  # share of the killed workers that die with a file open for writing
 GRACE = 20.0  # seconds in which the processes of a killed driver must end
 
 
@@ -46,7 +50,7 @@ class Stage:
             with contextlib.suppress(FileNotFoundError):  # published while this looks
                 for path in work.rglob(self.last):
                     if not path.name.startswith("."):
-                        found[path.relative_to(work)] = path.stat().st_mtime_ns
+                        found[path.relative_to(work)] = mtime(path)
         return found
 
     def published(self, folder: Path) -> dict[Path, Path]:
@@ -78,20 +82,24 @@ class Round:
     number: int
     draw: random.Random
 
-    def run(self, wanted: dict[Path, bytes], seconds: float) -> tuple[str, bool, Counter[str]]:
-        """Who was killed, whether in the middle of the shards, and what went wrong."""
+    def run(self, wanted: dict[Path, bytes], seconds: float) -> Counter[str]:
+        """Who was killed and when, and what went wrong."""
         for place in self.stage.places.values():
             shutil.rmtree(self.folder / place)
         process = self._start()
         self._wait(process, sum(path.match(self.stage.last) for path in wanted), seconds)
-        finished = self.stage.finished(self.folder)
-        killed = self._kill(process)
+        finished: dict[Path, int] = {}
+        seen = Counter(nobody=1)
+        if chosen := self._choose(process):
+            finished = self.stage.finished(self.folder)
+            seen = self._kill(*chosen)
         code = process.wait(timeout=600)
         if code and all((self.folder / place).exists() for place in self.stage.places.values()):
-            killed, finished = "nobody", {}  # all was published: the stage had only to return
+            seen, finished = Counter(nobody=1), {}  # all was published: it had only to return
         if code and self._start().wait(timeout=600):
             raise RuntimeError(f"round {self.number}: {self.stage.arguments} did not resume")
-        return killed, bool(finished), self._faults(wanted, finished)
+        seen["middle"] = int(bool(finished))
+        return seen + self._faults(wanted, finished)
 
     def _start(self) -> subprocess.Popen[bytes]:
         name, *rest = self.stage.arguments
@@ -112,23 +120,42 @@ class Round:
             time.sleep(0.002)
         time.sleep(self.draw.uniform(0, 0.02))
 
-    def _kill(self, process: subprocess.Popen[bytes]) -> str:
-        """Kill somebody, each kind of process being as likely; who it was."""
+    def _choose(self, process: subprocess.Popen[bytes]) -> tuple[str, psutil.Process] | None:
+        """Whom to kill, each kind of process being as likely; None if all have ended."""
         found: dict[str, list[psutil.Process]] = {}
         for living in marked(self.number):
             with contextlib.suppress(psutil.Error):
                 found.setdefault(kind(living, process.pid), []).append(living)
         found.pop("", None)
         if process.poll() is not None or not found:
-            return "nobody"
+            return None
         chosen = self.draw.choice(sorted(found))
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self.draw.choice(found[chosen]).kill()
-        return chosen
+        return chosen, self.draw.choice(found[chosen])
+
+    def _kill(self, name: str, victim: psutil.Process) -> Counter[str]:
+        """Kill it, if a worker perhaps while it writes; what was done, for the count."""
+        aimed = name == "worker" and self.draw.random() < WRITING
+        try:
+            writing = aimed and self._writes(victim)
+            victim.kill()
+        except psutil.NoSuchProcess:
+            return Counter(nobody=1)
+        return Counter({name: 1, "writing": int(writing)})
+
+    def _writes(self, worker: psutil.Process) -> bool:
+        """Wait until a worker has a file of its shard open; False if it ends before."""
+        work = str((self.folder / "data/.work").resolve())
+        while worker.is_running():
+            # psutil's own list of open files takes longer than most of these writes.
+            with contextlib.suppress(OSError):
+                for handle in Path(f"/proc/{worker.pid}/fd").iterdir():
+                    if str(handle.readlink()).startswith(work):
+                        return True
+        return False
 
     def _faults(self, wanted: dict[Path, bytes], finished: dict[Path, int]) -> Counter[str]:
         found = self.stage.published(self.folder)
-        again = [p for p, when in finished.items() if found[p].stat().st_mtime_ns != when]
+        again = [p for p in finished.keys() & found.keys() if mtime(found[p]) != finished[p]]
         end = time.monotonic() + GRACE
         while marked(self.number) and time.monotonic() < end:
             time.sleep(0.1)
@@ -138,6 +165,11 @@ class Round:
             corrupt=sum(found[p].read_bytes() != wanted[p] for p in wanted.keys() & found.keys()),
             left=len(marked(self.number)),
         )
+
+
+def mtime(path: Path) -> int:
+    """When a file was written, in nanoseconds."""
+    return path.stat().st_mtime_ns
 
 
 def marked(number: int) -> list[psutil.Process]:
@@ -174,24 +206,22 @@ def prepare(folder: Path) -> None:
 
 
 def soak(folder: Path, count: int, seconds: float, seed: int) -> Counter[str]:
-    """Rounds, by stage in turn, until there are enough or time is up; all that was counted."""
-    draw, total, began = random.Random(seed), Counter(), time.monotonic()
+    """Rounds, by stage in turn, until `count` kills or the end of time; all that was counted."""
+    draw, began = random.Random(seed), time.monotonic()
+    total: Counter[str] = Counter()
     wanted = [
         {p: path.read_bytes() for p, path in stage.published(folder).items()} for stage in STAGES
     ]
     length = 10.0  # of a stage, nearly all of it Ray's start
-    for number in range(count):
-        if time.monotonic() - began > seconds:
+    for number in itertools.count():
+        if total["rounds"] - total["nobody"] == count or time.monotonic() - began > seconds:
             break
         which = number % len(STAGES)
         start = time.monotonic()
-        killed, middle, faults = Round(folder, STAGES[which], number, draw).run(
-            wanted[which], length
-        )
-        if killed == "nobody":
+        seen = Round(folder, STAGES[which], number, draw).run(wanted[which], length)
+        if seen["nobody"]:
             length = time.monotonic() - start
-        total.update({"rounds": 1, killed: 1, "middle": int(middle), "files": len(wanted[which])})
-        total.update(faults)
+        total.update(seen, rounds=1, files=len(wanted[which]))
         print(f"\r{summary(total)}", end="", flush=True)
     print()
     return total
@@ -203,7 +233,7 @@ def summary(total: Counter[str]) -> str:
     faults = ", ".join(f"{total[fault]} {fault}" for fault in FAULTS)
     return (
         f"{total['rounds']} rounds, {total['files']} files; killed: {kills} "
-        f"({total['middle']} with some shards finished): {faults}"
+        f"({total['middle']} between finished shards, {total['writing']} in a write): {faults}"
     )
 
 

@@ -58,8 +58,8 @@ def split_cores(params: Ray, cluster: Sequence[Node] = ()) -> Split:
     """The numbers in `params`, with `auto` filled in for a cluster, or else for this machine."""
     nodes = cluster or [here()]
     gpus = params.gpus_per_worker
-    if params.workers == "auto" and any(node.gpus for node in nodes):
-        gpus = gpus or 1.0
+    if any(node.gpus for node in nodes):
+        gpus = gpus or 1.0  # a worker that asked for none would still find and share them all
     threads = _threads(params, gpus, alone=not cluster)
     if params.workers != "auto":
         return Split(workers=params.workers, threads=threads, gpus=gpus)
@@ -117,7 +117,7 @@ def asked(split: Split) -> str:
 def for_training(split: Split, batch: int) -> Split:
     """Ranks of one training run: each needs a GPU of its own, and a part of every batch."""
     if 0 < split.gpus < 1:
-        whole = max(1, int(split.workers * split.gpus))
+        whole = math.ceil(split.workers / _cards(1, split.gpus))
         split = replace(split, workers=whole, gpus=1.0)
     return replace(split, workers=min(split.workers, batch))
 

@@ -30,6 +30,16 @@ def share() -> Any:
     return field(metadata={"check": lambda v: None if 0 <= v <= 1 else "must be from 0 to 1"})
 
 
+def gpu_share() -> Any:
+    """A field whose value Ray can give: a part of one GPU, or whole ones."""
+
+    def check(value: float) -> str | None:
+        fits = 0 <= value < 1 or value == int(value) > 0
+        return None if fits else "must be from 0 to 1, or a whole number"
+
+    return field(metadata={"check": check})
+
+
 def filled(low: int | None = None) -> Any:
     """A list or table that may not be empty, repeat itself or hold a number below `low`."""
 

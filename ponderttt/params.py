@@ -9,7 +9,7 @@ from typing import Any, Literal
 import yaml
 
 from ponderttt.errors import UserError
-from ponderttt.fields import at_least, between, filled, named, share, sound_values
+from ponderttt.fields import at_least, between, filled, gpu_share, named, share, sound_values
 
 # Signals a gate may decide on; `ponderttt/signals.py` says what each one sees.
 SignalName = Literal[
@@ -178,7 +178,7 @@ class Report:
 class Ray:
     workers: int | Literal["auto"] = at_least(0)
     threads: int | Literal["auto"] = at_least(1)
-    gpus_per_worker: float = at_least(0)
+    gpus_per_worker: float = gpu_share()
     address: str
     max_retries: int = at_least(0)
     verbose: bool

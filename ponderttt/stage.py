@@ -89,6 +89,18 @@ def work_folder(name: str, inputs: Any) -> Path:
     return folder
 
 
+def check_all_done(work: Path, shards: Sequence[Any]) -> None:
+    """Nothing is published with a gap, whatever the workers said."""
+    list(work.rglob("*"))  # a network's file system may still remember that a file was not there
+    missing = [shard for shard in shards if not shard.done]
+    if missing:
+        raise UserError(
+            f"{work}: {len(missing)} of {len(shards)} shards are not there, though workers wrote "
+            f"them: {missing[0].chunks} is the first; put the project folder on storage that every "
+            "node mounts at the same path"
+        )
+
+
 def publish(work: Path, out: Path) -> None:
     """Move a finished work folder to its place."""
     files.publish(work, out)

@@ -102,7 +102,8 @@ class Trainer:
             mask = losses.mask_of(batch.counts, batch.tokens.shape[1])
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 out, state, inner = layer(batch.hidden, state, mask=mask)
-                ce = ce + self._ce_sum(out.float(), batch.tokens, batch.counts, rows, step)
+            # The frozen head stays exact, as in `scores`.
+            ce = ce + self._ce_sum(out.float(), batch.tokens, batch.counts, rows, step)
             recon = recon + inner.before.sum()
         return ce, recon
 

@@ -6,6 +6,7 @@ A dead worker or node is the machine's fault and is retried; an exception of our
 
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -47,6 +48,7 @@ def run(
         _follow(bar, map(start(), shards))
         return
     with cluster(params) as split:
+        tell_of_wait(split)
         _follow(bar, _Pool(start, shards, params, split).results())
 
 
@@ -91,8 +93,6 @@ def cluster(params: Ray) -> Iterator[Split]:
         check_room(nodes(), split)
         if params.address:
             check_folder(str(Path.cwd()))
-            _tell_of_idle_gpus(split)
-            tell_of_wait(split)
         yield split
     finally:
         ray.shutdown()
@@ -125,18 +125,24 @@ def nodes() -> list[Node]:
 
 
 def check_folder(root: str) -> None:
-    """Ask every node whether it sees the project; without it, it cannot even import our code."""
+    """Ask every node for a file just written here: a copy of the project is not the project."""
     import ray
+
+    sign = Path("data/.work", f".seen-{secrets.token_hex(8)}")
 
     def look() -> str:  # travels by value, as it is no name of a module
         import socket
-        from pathlib import Path
 
-        return "" if Path(root, "params.yaml").exists() else socket.gethostname()
+        return "" if (root / sign).exists() else socket.gethostname()
 
     ask: Any = ray.remote(num_cpus=0)(look)
     places = [_only_on(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
-    answers = ray.get([ask.options(scheduling_strategy=place).remote() for place in places])
+    sign.parent.mkdir(parents=True, exist_ok=True)
+    sign.touch()
+    try:
+        answers = ray.get([ask.options(scheduling_strategy=place).remote() for place in places])
+    finally:
+        sign.unlink()
     if blind := [name for name in answers if name]:
         raise UserError(
             f"ray: node {', '.join(blind)} does not see the project folder {root}; "
@@ -150,21 +156,17 @@ def _only_on(node: str) -> Any:
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-def _tell_of_idle_gpus(split: Split) -> None:
-    count = sum(node.gpus for node in nodes())
-    if count and not split.gpus:
-        print(
-            f"the cluster's {count:g} GPUs stay unused: ray.gpus_per_worker is 0", file=sys.stderr
-        )
+def tell_of_wait(split: Split, *, sure: bool = False) -> None:
+    """Others' work on a shared cluster may hold what the nodes have: nobody waits in silence.
 
-
-def tell_of_wait(split: Split) -> None:
-    """Others' work on a shared cluster may hold what the nodes have: nobody waits in silence."""
+    What is free is known for all nodes together, so only who waited can be `sure` that no one of
+    them has room.
+    """
     import ray
 
     free = ray.available_resources()
     there = Node(free.get("CPU", 0), free.get("GPU", 0))
-    if room([there], split.threads, split.gpus) < split.workers:
+    if sure or room([there], split.threads, split.gpus) < split.workers:
         print(
             f"ray: {split.workers} workers ask for {asked(split)}; {there.cpus:g} CPU, "
             f"{there.gpus:g} GPU are free now, the rest is held by other work: "
@@ -211,9 +213,9 @@ class _Pool:
         self._start, self._params, self._split = start, params, split
         self._waiting = [(shard, 0) for shard in reversed(shards)]  # with the deaths so far
         self._idle: list[Any] = []
-        self._coming: dict[Any, Any] = {}  # answer -> actor
+        self._coming: dict[Any, tuple[Any, int]] = {}  # answer -> actor, deaths before it
         self._jobs: dict[Any, tuple[Any, Any, int]] = {}  # result -> actor, shard, deaths
-        self._stillborn = 0
+        self._told = False
 
     def results(self) -> Iterator[Done]:
         """What each shard held, as it is finished."""
@@ -237,20 +239,23 @@ class _Pool:
         found, _ = ray.wait([*self._jobs, *self._coming], num_returns=1, timeout=PATIENCE)
         if not found and not self._jobs:
             check_room(nodes(), replace(self._split, workers=1))
+            if not self._told:
+                tell_of_wait(self._split, sure=True)
+                self._told = True
         return found[0] if found else None
 
     def _meet(self, answer: Any) -> None:
         import ray
 
-        actor = self._coming.pop(answer)
+        actor, deaths = self._coming.pop(answer)
         try:
             ray.get(answer)
         except ray.exceptions.RayError as error:
-            self._stillborn += 1
-            if self._stillborn > self._params.max_retries:
-                words = f"{self._stillborn} workers died before they began"
+            if deaths < self._params.max_retries:
+                self._hire(deaths + 1)
+            elif not (self._coming or self._jobs or self._idle):  # else the others go on
+                words = f"{deaths + 1} workers died one after the other before they began"
                 raise UserError(_gave_up(words, error)) from None
-            self._hire()
         else:
             self._idle.append(actor)
 
@@ -272,12 +277,12 @@ class _Pool:
         self._idle.append(actor)
         return done
 
-    def _hire(self) -> None:
+    def _hire(self, deaths: int = 0) -> None:
         import ray
 
         make: Any = ray.remote(num_cpus=self._split.threads, num_gpus=self._split.gpus)(_Worker)
         actor = make.remote(self._start, str(Path.cwd()), self._split.threads)
-        self._coming[actor.here.remote()] = actor
+        self._coming[actor.here.remote()] = (actor, deaths)
 
     def _give(self, actor: Any) -> None:
         shard, deaths = self._waiting.pop()
@@ -314,6 +319,7 @@ def train(
             # A node may have gone with the last attempt: `auto` goes on with who is left.
             split = for_training(_split(params) if tries else first, batch)
             check_room(nodes(), split)
+            tell_of_wait(split)
             if tries:
                 words = f"ttt: a rank was lost or found no place; going on with {split.workers}"
                 print(words, file=sys.stderr)
@@ -337,9 +343,11 @@ def _fit(
     try:
         trainer.fit()
     except (TrainingFailedError, RayActorError) as error:
-        for failure in getattr(error, "worker_failures", {}).values():
-            if isinstance(failure, UserError):
-                raise failure from None
+        failures = list(getattr(error, "worker_failures", {}).values())
+        ours = [failure for failure in failures if isinstance(failure, UserError)]
+        # A dead rank explains whatever the others met, and is worth another attempt.
+        if ours and all(isinstance(f, UserError | PeerLostError) for f in failures):
+            raise ours[0] from None
         return error
     except SystemExit:  # Ray Train's own answer to Ctrl-C
         raise KeyboardInterrupt from None
@@ -405,6 +413,8 @@ def _sum(tensor: Tensor) -> None:
 
     try:
         distributed.all_reduce(tensor)
+        if tensor.is_cuda:  # there it only stands in line: meet its failure here
+            torch.cuda.synchronize(tensor.device)
     except RuntimeError as error:
         raise PeerLostError(str(error)) from None
 

@@ -20,6 +20,7 @@ def make(view: Any, scale: str) -> None:
     left = sum(counts[shard] for shard in todo)
     with stage.progress("hidden", sum(counts.values()), left) as bar:
         workers.run(partial(hidden.start, model, view.hidden, earlier), todo, view.ray, bar)
+    stage.check_all_done(work, shards)
     stage.publish(work, Path(f"data/hidden/scale={scale}"))
 
 

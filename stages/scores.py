@@ -44,6 +44,7 @@ def make(view: Any, scale: str, seed: str) -> None:
     )
     with stage.progress("scores", sum(counts.values()), sum(counts[s] for s in todo)) as bar:
         workers.run(begin, todo, view.ray, bar)
+    stage.check_all_done(work, everything)
     # Whether a shard is done is asked of its scores: they go first, so that a kill between the
     # two has all of it done again, never tokens forgotten.
     for name in ("scores", "tokens"):

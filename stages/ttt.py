@@ -15,6 +15,7 @@ def make(view: Any, scale: str, seed: str) -> None:
     """A TTT layer trained on the training set of one scale, from one seed."""
     card = files.read_json(Path(f"data/backbone/scale={scale}") / CARD)
     key = [scale, seed, stage.plain(view.ttt), stage.plain(view.size), card["weights"]]
+    key += [view.hidden.max_logits_mb]
     key += [shards.folder_hash(Path(f"data/hidden/scale={scale}/set=train"))]
     work = stage.work_folder(f"ttt@{scale}@{seed}", key)
     job = Job(

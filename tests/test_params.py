@@ -63,6 +63,7 @@ def test_params_are_frozen():
         ({"corpus__source": "folder"}, "corpus.folder: must name a directory"),
         ({"hidden__batch": 0}, "hidden.batch: must be at least 1"),
         ({"ray__workers": True}, "ray.workers"),
+        ({"ray__gpus_per_worker": 1.5}, "ray.gpus_per_worker"),
         (
             {"run__scales": ["gemma-3-270m"]},
             "scales.gemma-3-270m.accept_terms: must be true before this model is used; read",

@@ -21,7 +21,7 @@ import tiny
 from safetensors import safe_open
 from tqdm import tqdm
 
-from ponderttt import cores, files, hidden, params, shards, tables, workers
+from ponderttt import cores, files, hidden, params, shards, stage, tables, workers
 from ponderttt.errors import UserError
 
 pytestmark = pytest.mark.ray
@@ -49,9 +49,9 @@ def set_workers(project, steps=None, **changes):
 def test_scores_and_hidden_states_are_the_same_bytes_for_any_workers(copied, count):
     before = {n: folder_bytes(copied / "data" / n) for n in ("hidden", "scores", "tokens")}
     set_workers(copied, workers=count)
-    for stage in (("hidden", "tiny"), ("scores", "tiny", "0")):
-        shutil.rmtree(copied / "data" / stage[0])
-        tiny.stage(copied, *stage)
+    for names in (("hidden", "tiny"), ("scores", "tiny", "0")):
+        shutil.rmtree(copied / "data" / names[0])
+        tiny.stage(copied, *names)
     assert {n: folder_bytes(copied / "data" / n) for n in before} == before
 
 
@@ -282,6 +282,8 @@ def test_two_nodes_and_one_is_lost(in_project, tmp_path, two_nodes):
     )
     remover.join(timeout=30)
     assert not remover.is_alive()
+    # Somebody began a shard again, so the node had a worker, and lost it in the middle.
+    assert any(len(path.read_text().splitlines()) == 2 for path in log.glob("*"))
     assert without_leftovers(out) == wanted_hidden(in_project)
 
 
@@ -329,6 +331,19 @@ def test_a_node_without_the_project_folder_says_so(in_project, tmp_path):
         workers.check_folder(str(in_project))
         with pytest.raises(UserError, match=r"does not see the project folder .*every node mounts"):
             workers.check_folder(str(tmp_path))
+        shutil.copy(in_project / "params.yaml", tmp_path)  # as a node with a clone of its own has
+        with pytest.raises(UserError, match=r"does not see the project folder"):
+            workers.check_folder(str(tmp_path))
+    assert not list((in_project / "data/.work").glob(".seen-*"))
+
+
+def test_a_shard_that_nobody_wrote_is_never_published(tmp_path):
+    shard = hidden.Shard(chunks=Path("part-00000.parquet"), out=tmp_path / "part-00000")
+    with pytest.raises(UserError, match=r"1 of 1 shards are not there.*part-00000"):
+        stage.check_all_done(tmp_path, [shard])
+    shard.hidden.touch()
+    shard.base.touch()
+    stage.check_all_done(tmp_path, [shard])
 
 
 # What follows kills whole stages from outside, under dvc.
@@ -384,7 +399,7 @@ def finished(project, stage, suffix):
     (work,) = (project / "data/.work").glob(f"{stage}@*") or [project]
     return {
         path.relative_to(work): path.stat().st_mtime_ns
-        for path in work.rglob(f"*{suffix}")
+        for path in work.rglob(suffix if "*" in suffix else f"*{suffix}")
         if not path.name.startswith(".")
     }
 
@@ -404,7 +419,8 @@ def published(stage, path):
 
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize(
-    ("stage", "suffix"), [("hidden@tiny", ".safetensors"), ("scores@tiny-0", ".parquet")]
+    ("stage", "suffix"),
+    [("hidden@tiny", ".safetensors"), ("scores@tiny-0", "scores/*/*/*.parquet")],
 )
 def test_a_killed_driver_resumes_and_redoes_no_shard(tracked, stage, suffix, count):
     name = stage.partition("@")[0]
@@ -413,7 +429,7 @@ def test_a_killed_driver_resumes_and_redoes_no_shard(tracked, stage, suffix, cou
     process = start_repro(tracked, stage)
     kill_when(process, lambda: some_finished(tracked, name, suffix, 2))
     kept = finished(tracked, name, suffix)
-    assert not list((tracked / "data" / name).rglob(f"*{suffix}"))
+    assert not folder_bytes(tracked / "data" / name)
     tiny.run(tracked, "dvc", "repro", stage)
     assert folder_bytes(tracked / "data" / name) == before
     for path, when in kept.items():
@@ -509,17 +525,18 @@ def test_ctrl_c_in_training_is_told_and_training_goes_on(copied):
     assert some_finished(copied, "ttt", "checkpoint.safetensors", 1)
 
 
-def faulty_fit(rank, tell):
+def faulty_fit(log, rank, tell):
+    with log.open("a") as file:
+        file.write("tried\n")
     with shards.naming(["abc-0003"]):
         raise RuntimeError(f"rank {rank.index} has a fault")
 
 
-def test_an_exception_of_a_rank_is_not_retried(in_project):
-    tries = []
+def test_an_exception_of_a_rank_is_not_retried(in_project, tmp_path):
+    fit, log = partial(faulty_fit, tmp_path / "log"), tmp_path / "log"
     with pytest.raises(UserError, match=r"rank \d of ttt failed") as caught:
-        workers.train(
-            faulty_fit, "faulty", settings(workers=1), lambda *_: tries.append(1), batch=4
-        )
+        workers.train(fit, "faulty", settings(workers=1), lambda *_: None, batch=4)
+    assert log.read_text() == "tried\n"
     assert "has a fault" in str(caught.value)
     assert "Traceback" in str(caught.value)
     assert "abc-0003" in str(caught.value)
@@ -619,6 +636,10 @@ def test_auto_counts_the_clusters_gpus_not_this_machines():
     assert split.workers == 32
     assert cores.for_training(split, batch=64) == cores.Split(workers=16, threads=1, gpus=1.0)
     assert cores.for_training(split, batch=4).workers == 4
+    thirds = settings(workers="auto", threads=1, gpus_per_worker=0.3)
+    assert cores.for_training(cores.split_cores(thirds, boxes), batch=64).workers == 16
+    fixed = cores.split_cores(settings(workers=4, threads=1), boxes)
+    assert fixed == cores.Split(workers=4, threads=1, gpus=1.0)
     assert not workers.without_ray(settings(workers="auto", address="head:6379"))
 
 
