@@ -73,19 +73,7 @@ def cluster(params: Ray) -> Iterator[Split]:
     """Ray, started here or joined; fails at once if it cannot give what will be asked for."""
     import ray
 
-    if params.address:
-        probe(params.address)
-        place: dict[str, Any] = {"address": params.address}
-    else:
-        check_room([here()], split_cores(params))
-        cpus, gpus = here()
-        place = {"address": "local", "num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False}
-    context = ray.init(
-        **place,
-        logging_level=logging.INFO if params.verbose else logging.ERROR,
-        log_to_driver=params.verbose,
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path.cwd()), "POLARS_MAX_THREADS": "1"}},
-    )
+    context = _connect(params)
     try:
         if context.dashboard_url:
             print(f"Ray dashboard: {context.dashboard_url}", file=sys.stderr)
@@ -96,6 +84,34 @@ def cluster(params: Ray) -> Iterator[Split]:
         yield split
     finally:
         ray.shutdown()
+
+
+def _connect(params: Ray) -> Any:
+    import ray
+
+    if params.address:
+        probe(params.address)
+        place: dict[str, Any] = {"address": params.address}
+    else:
+        check_room([here()], split_cores(params))
+        cpus, gpus = here()
+        place = {"address": "local", "num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False}
+    try:
+        return ray.init(
+            **place,
+            logging_level=logging.INFO if params.verbose else logging.ERROR,
+            log_to_driver=params.verbose,
+            runtime_env={"env_vars": {"PYTHONPATH": str(Path.cwd()), "POLARS_MAX_THREADS": "1"}},
+        )
+    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+        if not params.address:
+            raise
+        raise UserError(
+            f"ray.address: something answers at {params.address}, but it does not let us in "
+            f"({error}); if that cluster asks for a token, have its ~/.ray/auth_token here too and "
+            "run `export RAY_AUTH_MODE=token` first (docs/cluster.md, step 3); else check that the "
+            "address is of `ray start --head`, with the same version of Ray"
+        ) from None
 
 
 def _split(params: Ray) -> Split:

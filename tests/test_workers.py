@@ -230,7 +230,7 @@ def test_a_dead_address_is_told(in_project):
 class TwoNodes:
     """`two_nodes.py`, driven through its standard input."""
 
-    def __init__(self, log):
+    def __init__(self, log, **environment):
         script = Path(__file__).with_name("two_nodes.py")
         self._log = log.open("w")
         self._process = subprocess.Popen(
@@ -238,6 +238,7 @@ class TwoNodes:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            env=os.environ | environment,
             text=True,
             start_new_session=True,
         )
@@ -264,6 +265,29 @@ def two_nodes(tmp_path):
     cluster = TwoNodes(tmp_path / "cluster.log")
     yield cluster
     cluster.stop()
+
+
+def test_a_cluster_that_asks_for_a_token(copied, tmp_path, monkeypatch):
+    """Ray asks for one as soon as its head finds a token, and never sends one by itself."""
+    key = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}
+    monkeypatch.setenv("HOME", str(tmp_path))  # where no token is
+    for name in key:
+        monkeypatch.delenv(name, raising=False)
+    cluster = TwoNodes(tmp_path / "cluster.log", **key)
+    try:
+        set_workers(copied, workers="auto", address=cluster.address)
+        shutil.rmtree(copied / "data/hidden")
+        refused = tiny.stage(copied, "hidden", "tiny", check=False)
+        for name, text in key.items():
+            monkeypatch.setenv(name, text)
+        let_in = tiny.stage(copied, "hidden", "tiny")
+    finally:
+        cluster.stop()
+    assert refused.returncode == 1
+    assert "Traceback" not in refused.stderr
+    assert "does not let us in" in refused.stderr
+    assert "export RAY_AUTH_MODE=token" in refused.stderr
+    assert key["RAY_AUTH_TOKEN"] not in refused.stderr + let_in.stderr
 
 
 def test_two_nodes_and_one_is_lost(in_project, tmp_path, two_nodes):
