@@ -246,7 +246,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         prepare(Path(name))
         total = soak(Path(name), args.count, args.seconds, args.seed)
-    sys.exit(any(total[fault] for fault in FAULTS))
+    kills = total["rounds"] - total["nobody"]
+    if kills < args.count:
+        print(f"only {kills} of {args.count} kills in {args.seconds:g} seconds")
+    sys.exit(kills < args.count or any(total[fault] for fault in FAULTS))
 
 
 if __name__ == "__main__":

@@ -78,6 +78,16 @@ def best_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def check_device(stage: str, device: str, earlier: str) -> None:
+    """What a stopped run finished on a CPU is never mixed with a GPU's: precisions differ."""
+    if earlier not in ("", device):
+        raise UserError(
+            f"{stage}: this run computes on {device}, but what it finished earlier was made on "
+            f"{earlier}, in another precision; give it {earlier} again (section `ray`), or "
+            f"delete data/.work/{stage}@* to begin anew"
+        )
+
+
 def load(folder: Path, device: str = "cpu") -> Backbone:
     """The model kept by the `backbone` stage; its weights must still be those of the card.
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -35,28 +36,35 @@ def save(folder: Path, progress: Progress) -> None:
     for name, parameter in progress.layer.named_parameters():
         state = progress.optimizer.state[parameter]
         tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS}
-    save_tensors(folder / NAME, tensors, {"history": progress.history})
+    device = next(progress.layer.parameters()).device.type
+    save_tensors(folder / NAME, tensors, {"history": progress.history, "device": device})
 
 
-def resume(folder: Path, progress: Progress) -> None:
-    """Bring `progress` to where the checkpoint in `folder` was, if there is one."""
-    tensors, history = _read(folder / NAME)
-    if history:
-        progress.history.extend(history)
+def resume(folder: Path, progress: Progress) -> str:
+    """Bring `progress` to where the checkpoint in `folder` was; the kind of device it was made on.
+
+    Without a checkpoint nothing happens, and the answer is empty.
+    """
+    tensors, notes = _read(folder)
+    if notes:
+        progress.history.extend(notes["history"])
         _fill(progress, tensors)
+    return str(notes.get("device", ""))
 
 
 def steps_done(folder: Path) -> int:
     """How far the checkpoint in `folder` is; 0 without one."""
-    return len(_read(folder / NAME)[1])
+    return len(_read(folder)[1].get("history", []))
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
-    if not path.exists():
-        return {}, []
+def _read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    path = folder / NAME
+    # Listed, not asked for: a network's file system may remember that a file was not there.
+    if path not in folder.glob("*"):
+        return {}, {}
     with files.reading(path, *DAMAGE), safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return tensors, json.loads(file.metadata()[NOTES])["history"]
+        return tensors, json.loads(file.metadata()[NOTES])
 
 
 def _fill(progress: Progress, tensors: dict[str, Tensor]) -> None:

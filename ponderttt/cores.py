@@ -69,6 +69,14 @@ def split_cores(params: Ray, cluster: Sequence[Node] = ()) -> Split:
     return Split(workers=max(workers, 1) if cluster else workers, threads=threads, gpus=gpus)
 
 
+def without_ray(params: Ray) -> Split | None:
+    """The split, if this process is to do all the work itself."""
+    if params.address and params.workers != 0:
+        return None
+    split = split_cores(params)
+    return split if split.workers == 0 else None
+
+
 def _threads(params: Ray, gpus: float, *, alone: bool) -> int:
     if params.threads != "auto":
         return params.threads
@@ -114,12 +122,12 @@ def asked(split: Split) -> str:
     return f"{split.workers * split.threads} CPU, {split.workers * split.gpus:g} GPU"
 
 
-def for_training(split: Split, batch: int) -> Split:
-    """Ranks of one training run: each needs a GPU of its own, and a part of every batch."""
+def for_training(split: Split, share: int) -> Split:
+    """Ranks of one training run: each needs a GPU of its own, and one of a step's parts."""
     if 0 < split.gpus < 1:
         whole = math.ceil(split.workers / _cards(1, split.gpus))
         split = replace(split, workers=whole, gpus=1.0)
-    return replace(split, workers=min(split.workers, batch))
+    return replace(split, workers=min(split.workers, share))
 
 
 @functools.cache

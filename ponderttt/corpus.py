@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from tqdm import tqdm
 
-from ponderttt import clean, decontaminate, files, near, sources, stage, tables
+from ponderttt import clean, decontaminate, near, sources, stage, tables
 from ponderttt.errors import UserError
 from ponderttt.params import Corpus
 from ponderttt.sources import Document, Source
@@ -49,7 +49,7 @@ def make(view: Any) -> None:
     # An interrupted run may have left tables of other contents of a folder.
     shutil.rmtree(work)
     write(work, rows, tally, {name: notes(source, view.corpus, name) for name in languages})
-    files.publish(work, OUT)
+    stage.publish(work, OUT)
 
 
 def build(source: Source, params: Corpus, languages: Sequence[str]) -> tuple[list[Row], Tally]:

@@ -21,8 +21,8 @@ import torch
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from packaging.requirements import Requirement
 
-from ponderttt import params, plan, shapes, workers
-from ponderttt.cores import here, room, split_cores
+from ponderttt import params, plan, ray_cluster, shapes
+from ponderttt.cores import here, room, split_cores, without_ray
 from ponderttt.errors import UserError
 from ponderttt.params import Params
 from ponderttt.stack import HTTP_ERROR
@@ -234,12 +234,12 @@ def memory(planned: plan.Plan) -> Check:
 def ray(settings: Params) -> Iterator[Check]:
     """Ray, if the run uses it."""
     address = settings.ray.address
-    if workers.without_ray(settings.ray):
+    if without_ray(settings.ray):
         yield Check(name="ray", state="ok", found="not used: one process does all the work")
         return
     if address:
         try:
-            workers.probe(address)
+            ray_cluster.probe(address)
         except UserError:
             remedy = "start the cluster with `ray start --head`, or empty ray.address"
             yield Check(name="ray", state="fail", found="no cluster answers", remedy=remedy)

@@ -54,6 +54,8 @@ def disk_error(error: Exception, path: Path) -> Exception:
         errno.EROFS: "the disk is read-only; mount it for writing",
         errno.EACCES: "no permission to write there; mend the folder's rights",
         errno.EPERM: "no permission to write there; mend the folder's rights",
+        errno.EXDEV: "it is on another disk than data/.work, and finished work is moved from there "
+        "in one rename; keep all of data on one disk",
     }
     remedy = remedies.get(_code(error))
     return UserError(f"{path}: cannot be written: {remedy}") if remedy else error
@@ -110,13 +112,14 @@ def folder_hash(folder: Path) -> str:
 
 def publish(work: Path, out: Path) -> None:
     """Move a finished work folder to its final place, in one rename."""
-    if out.exists():
-        shutil.rmtree(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    work.replace(out)
-    # After the move: a worker that outlives its killed driver for a moment finds the folder gone.
-    drop_half_written(out)
-    _sync_folder(out.parent)
+    with told(out):
+        if out.exists():
+            shutil.rmtree(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        work.replace(out)
+        # After the move: a worker that outlives its killed driver finds the folder gone.
+        drop_half_written(out)
+        _sync_folder(out.parent)
 
 
 def drop_half_written(folder: Path) -> None:

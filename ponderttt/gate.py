@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ponderttt import files, params, result_tables, stage, streams, tables
+from ponderttt import params, result_tables, stage, streams, tables
 from ponderttt.errors import UserError
 from ponderttt.signals import LABEL_FREE, WITH_LABELS
 from ponderttt.stats import Array, Flags, places
@@ -160,7 +160,7 @@ def make(view: Any) -> None:
     for number, key in enumerate(streams.keys(view)):
         rows = pa.concat_tables(decide_all(streams.read(key), view.gate))
         tables.write(work / part_name(number), rows, result_tables.GATE)
-    files.publish(work, OUT)
+    stage.publish(work, OUT)
 
 
 def part_name(number: int) -> str:

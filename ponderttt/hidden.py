@@ -60,12 +60,7 @@ def start(folder: Path, params: Hidden, earlier: str = "") -> Callable[[Shard], 
     `earlier` is the kind of device of the shards that are there: no set mixes two precisions.
     """
     device = backbones.best_device()
-    if earlier not in ("", device):
-        raise UserError(
-            f"hidden: this run computes on {device}, but its finished shards were made on "
-            f"{earlier}, in another precision; give it {earlier} again (section `ray`), or "
-            "delete data/.work/hidden@* to begin anew"
-        )
+    backbones.check_device("hidden", device, earlier)
     backbone = backbones.load(folder, device)
     batches = Batches(params.batch)
 

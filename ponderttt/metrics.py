@@ -98,7 +98,7 @@ def write_tables(rows: list[Row]) -> None:
     for name in sorted({row["table"] for row in rows}):
         table = to_arrow([row for row in rows if row["table"] == name])
         tables.write(work / f"{name}.parquet", table, result_tables.METRICS)
-    files.publish(work, OUT)
+    stage.publish(work, OUT)
 
 
 def headline(rows: list[Row], view: Any) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def prepare(scale: Scale, folder: Path, downloads: Path) -> None:
     with files.told(folder):
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    files.write_json(folder / CARD, _card(scale, model, tokenizer))
+    facts = _card(scale, model, tokenizer) | {"config": files.sha256(folder / "config.json")}
+    files.write_json(folder / CARD, facts)
     del model  # so that no two of them fill the memory
     _check_split(load(folder))
 

@@ -142,6 +142,11 @@ class Ttt:
     positions: int = at_least(0)
     checkpoint_steps: int = at_least(1)
 
+    @property
+    def run_length(self) -> int:
+        """Chunks that follow one another in training, the state carried."""
+        return self.sequence if self.state == "document" else 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:

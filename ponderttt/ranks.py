@@ -8,6 +8,10 @@ from torch import Tensor
 Tell = Callable[[int, dict[str, float]], None]  # hears of every step and its row of the history
 
 
+class PeerError(Exception):
+    """Another rank went away or is at another step: the machine's fault, worth another attempt."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rank:
     """One of the processes that share each global batch; `reduce` sums a tensor over all."""

@@ -4,7 +4,7 @@ Nothing is remembered between steps, so a resumed run goes on exactly where it w
 rank knows the whole global batch without asking the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,10 +14,13 @@ import pyarrow as pa
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from tqdm import tqdm
 
 from ponderttt import shards, tables
 from ponderttt.errors import UserError
 from ponderttt.hidden import to_tensors
+
+SOON = 5.0  # seconds after which people want to see what takes so long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,10 @@ class TrainSet:
         self.tokens, self.counts = to_tensors(self.rows)
         self.ids: list[str] = self.rows["chunk_id"].to_pylist()
         self._slices = []
-        for path, part in zip(paths, parts, strict=True):
+        every: Iterable[tuple[Path, pa.Table]] = list(zip(paths, parts, strict=True))
+        if verify:
+            every = tqdm(every, "checking hidden states", unit="shard", delay=SOON, leave=False)
+        for path, part in every:
             shard = hidden / f"{path.stem}.safetensors"
             if verify:
                 shards.read(shard)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ponderttt import files
@@ -43,12 +43,13 @@ def write(path: Path, hidden: Tensor, notes: dict[str, Any]) -> None:
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
-    """Any tensors as safetensors, whole or not at all; a full disk is told as such."""
+    """Any tensors as safetensors, whole or not at all."""
     # The library writes several metadata keys in no fixed order: one key keeps the bytes the same.
     metadata = {NOTES: json.dumps(notes, sort_keys=True)}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with files.atomic(path) as temporary, files.told(path):
-        save_file(plain, temporary, metadata=metadata)
+    # The library's own `save_file` leaves a file under a name of its own when it is killed.
+    with files.atomic(path) as temporary:
+        temporary.write_bytes(save(plain, metadata=metadata))
 
 
 def read(path: Path) -> Tensor:

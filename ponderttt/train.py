@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from ponderttt import backbone as backbones
-from ponderttt import checkpoints, files, layers, losses, shards, tables
+from ponderttt import checkpoints, layers, losses, shards, tables
 from ponderttt.backbone import Backbone
 from ponderttt.checkpoints import Progress
 from ponderttt.errors import UserError
 from ponderttt.params import Budget, Ttt
-from ponderttt.ranks import Rank, Tell
+from ponderttt.ranks import PeerError, Rank, Tell
 from ponderttt.sampling import TrainSet, positions, step_items
 from ponderttt.ttt import LayerConfig, TTTLayer, build_layer
 
@@ -45,10 +45,10 @@ class Trainer:
     def run(self, work: Path, tell: Tell = lambda *_: None) -> Progress:
         """Train to the last step, going on from the checkpoint in `work` if there is one."""
         progress = self._start()
-        checkpoints.resume(work, progress)
-        run_length = self.params.sequence if self.params.state == "document" else 1
-        sequences = self.data.sequences(run_length)
-        count = max(1, self.size.batch // run_length)
+        earlier = checkpoints.resume(work, progress)
+        backbones.check_device("ttt", self.backbone.device.type, earlier)
+        sequences = self.data.sequences(self.params.run_length)
+        count = sequences_per_step(self.params, self.size)
         while progress.step < self.size.steps:
             items = step_items(len(sequences), count, progress.step, self.seed)
             chosen = [sequences[i] for i in items]
@@ -135,7 +135,7 @@ class Trainer:
         self.rank.reduce(flat)
         *parts, sums = flat.split([*(g.numel() for g in grads), len(sums)])
         if float(sums[2]) != progress.step * self.rank.world:
-            raise UserError(
+            raise PeerError(
                 f"ttt: not all ranks are at step {progress.step}, as they read different "
                 "checkpoints; put the project folder on storage that all nodes see alike"
             )
@@ -183,11 +183,17 @@ class Job:
         hidden, chunks = self.folder("hidden") / SET, self.folder("chunks") / SET
         return TrainSet(hidden, chunks, backbone, verify=verify)
 
-    def finish(self, out: Path, card: dict[str, Any]) -> None:
-        """Turn the last checkpoint into the artifact; it stays until the artifact is there."""
+    def finish(self, card: dict[str, Any]) -> None:
+        """Turn the last checkpoint into the artifact, as `made` in the work folder."""
         layer = build_layer(layers.config_for(self.params, card), self.seed)
         progress = Progress(layer=layer, optimizer=make_optimizer(layer, self.params), history=[])
         checkpoints.resume(self.work, progress)
+        if progress.step != self.size.steps:
+            raise UserError(
+                f"{self.work}: its checkpoint is of step {progress.step}, though the ranks did all "
+                f"{self.size.steps}; put the project folder on storage that every node mounts at "
+                "the same path, and run `dvc repro` again"
+            )
         chunks = len(tables.read_folder(self.folder("chunks") / SET, tables.CHUNKS))
         facts = {"backbone": card["weights"], "seed": self.seed, "steps": progress.step}
         facts["chunks"] = chunks  # what there was, which may be less than was asked for
@@ -195,7 +201,11 @@ class Job:
         layers.save(made, layer, facts)
         rows = history_table(progress.history)
         tables.write(made / "history.parquet", rows, tables.HISTORY)
-        files.publish(made, out)
+
+
+def sequences_per_step(params: Ttt, size: Budget) -> int:
+    """How many runs of chunks a step takes: what the ranks share."""
+    return max(1, size.batch // params.run_length)
 
 
 def make_optimizer(layer: TTTLayer, params: Ttt) -> torch.optim.AdamW:

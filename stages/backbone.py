@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ponderttt import fetch, files, models, stage
+from ponderttt import fetch, models, stage
 
 
 def make(view: Any, scale: str) -> None:
@@ -12,7 +12,7 @@ def make(view: Any, scale: str) -> None:
     work = stage.work_folder("backbone", [scale, stage.plain(view.scales[scale])])
     shutil.rmtree(work)
     models.prepare(view.scales[scale], work, fetch.DOWNLOADS)
-    files.publish(work, Path(f"data/backbone/scale={scale}"))
+    stage.publish(work, Path(f"data/backbone/scale={scale}"))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def make(view: Any, scale: str) -> None:
     shutil.rmtree(work)
     for name, rows in sets.items():
         chunks.write_set(work / f"set={name}", rows, view.chunks.shard, notes | short[name])
-    files.publish(work, Path(f"data/chunks/scale={scale}"))
+    stage.publish(work, Path(f"data/chunks/scale={scale}"))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ponderttt import files, hidden, stage, tables, workers
+from ponderttt import files, hidden, ray_pool, stage, tables
 from ponderttt.backbone import CARD
 
 
@@ -19,7 +19,7 @@ def make(view: Any, scale: str) -> None:
     counts = {shard: tables.count(shard.chunks) for shard in shards}
     left = sum(counts[shard] for shard in todo)
     with stage.progress("hidden", sum(counts.values()), left) as bar:
-        workers.run(partial(hidden.start, model, view.hidden, earlier), todo, view.ray, bar)
+        ray_pool.run(partial(hidden.start, model, view.hidden, earlier), todo, view.ray, bar)
     stage.check_all_done(work, shards)
     stage.publish(work, Path(f"data/hidden/scale={scale}"))
 

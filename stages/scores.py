@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ponderttt import files, layers, scores, shards, stage, tables, workers
+from ponderttt import files, layers, ray_pool, scores, shards, stage, tables
 from ponderttt.backbone import CARD
 
 
@@ -12,7 +12,6 @@ def make(view: Any, scale: str, seed: str) -> None:
     """One row per chunk with the losses of all arms and all signals."""
     folders = {n: Path(f"data/{n}/scale={scale}") for n in ("backbone", "chunks", "hidden")}
     layer = Path(f"data/ttt/scale={scale}/seed={seed}")
-    card = files.read_json(folders["backbone"] / CARD)
     key = [
         scale,
         seed,
@@ -21,8 +20,9 @@ def make(view: Any, scale: str, seed: str) -> None:
         view.chunks.shuffled,
         view.ttt.state,
     ]
-    key += [view.hidden.max_logits_mb, files.folder_hash(folders["chunks"]), card["weights"]]
-    key += [files.sha256(layer / layers.WEIGHTS), shards.folder_hash(folders["hidden"])]
+    key += [view.hidden.max_logits_mb, files.folder_hash(folders["chunks"])]
+    key += [files.sha256(folders["backbone"] / CARD), files.sha256(layer / layers.WEIGHTS)]
+    key += [shards.folder_hash(folders["hidden"])]
     work = stage.work_folder(f"scores@{scale}@{seed}", key)
     everything = scores.list_shards(
         folders["chunks"],
@@ -43,14 +43,14 @@ def make(view: Any, scale: str, seed: str) -> None:
         view.hidden.max_logits_mb,
     )
     with stage.progress("scores", sum(counts.values()), sum(counts[s] for s in todo)) as bar:
-        workers.run(begin, todo, view.ray, bar)
+        ray_pool.run(begin, todo, view.ray, bar)
     stage.check_all_done(work, everything)
     # Whether a shard is done is asked of its scores: they go first, so that a kill between the
     # two has all of it done again, never tokens forgotten.
-    for name in ("scores", "tokens"):
+    places = {name: Path(f"data/{name}/scale={scale}/seed={seed}") for name in ("scores", "tokens")}
+    for name in places:
         (work / name).mkdir(exist_ok=True)
-        files.publish(work / name, Path(f"data/{name}/scale={scale}/seed={seed}"))
-    stage.forget(work)
+    stage.publish(work, **places)
 
 
 if __name__ == "__main__":

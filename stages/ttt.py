@@ -6,15 +6,16 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ponderttt import checkpoints, files, shards, stage, workers
+from ponderttt import checkpoints, files, ray_ranks, shards, stage
 from ponderttt.backbone import CARD
-from ponderttt.train import Job
+from ponderttt.train import Job, sequences_per_step
 
 
 def make(view: Any, scale: str, seed: str) -> None:
     """A TTT layer trained on the training set of one scale, from one seed."""
-    card = files.read_json(Path(f"data/backbone/scale={scale}") / CARD)
-    key = [scale, seed, stage.plain(view.ttt), stage.plain(view.size), card["weights"]]
+    model = Path(f"data/backbone/scale={scale}") / CARD
+    card = files.read_json(model)
+    key = [scale, seed, stage.plain(view.ttt), stage.plain(view.size), files.sha256(model)]
     key += [view.hidden.max_logits_mb]
     key += [shards.folder_hash(Path(f"data/hidden/scale={scale}/set=train"))]
     work = stage.work_folder(f"ttt@{scale}@{seed}", key)
@@ -27,12 +28,12 @@ def make(view: Any, scale: str, seed: str) -> None:
         work=work,
     )
     job.data(card["weights"])  # a damaged shard is told before any process is started
-    done, batch = checkpoints.steps_done(work), view.size.batch
+    done, share = checkpoints.steps_done(work), sequences_per_step(view.ttt, view.size)
     with tqdm(total=view.size.steps, initial=done, desc="ttt", unit="step") as bar:
         tell = partial(_show, bar)
-        workers.train(job.fit, work.name, view.ray, tell, batch=batch)
-    job.finish(Path(f"data/ttt/scale={scale}/seed={seed}"), card)
-    stage.forget(work)
+        ray_ranks.train(job.fit, work.name, view.ray, tell, share)
+    job.finish(card)
+    stage.publish(work, made=Path(f"data/ttt/scale={scale}/seed={seed}"))
 
 
 def _show(bar: "tqdm[Any]", step: int, row: dict[str, float]) -> None:

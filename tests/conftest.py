@@ -1,6 +1,8 @@
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import disturb
 import pytest
 import tiny
 import torch
@@ -26,3 +28,26 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(scored: Path, tmp_path: Path) -> Path:
     """A copy of the scored project that a test may spoil."""
     return shutil.copytree(scored, tmp_path / "project")
+
+
+@pytest.fixture
+def in_project(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Path]:
+    """The copy as working folder; Ray's workers get the functions of the tests by value."""
+    from ray import cloudpickle
+
+    monkeypatch.chdir(copied)
+    for module in (disturb, request.module):
+        cloudpickle.register_pickle_by_value(module)
+    yield copied
+    for module in (disturb, request.module):
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path) -> Iterator[disturb.TwoNodes]:
+    """A cluster of two nodes with one CPU each."""
+    cluster = disturb.TwoNodes(tmp_path / "cluster.log")
+    yield cluster
+    cluster.stop()

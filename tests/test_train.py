@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 
-from ponderttt import backbone, checkpoints, layers, params, sampling, tables, train
+from ponderttt import backbone, checkpoints, layers, params, sampling, shards, tables, train
 from ponderttt.errors import UserError
 
 SETTINGS = params.parse(tiny.plain_params())
@@ -136,6 +136,31 @@ def test_a_damaged_checkpoint_is_named(parts, tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match=r"checkpoint\.safetensors: damaged"):
         trainer(parts, steps=8).run(tmp_path)
+
+
+def test_a_layer_that_is_not_trained_to_its_end_is_never_published(parts, tmp_path):
+    job = train.Job(
+        scale="tiny",
+        seed=0,
+        params=SETTINGS.ttt,
+        size=dataclasses.replace(SETTINGS.size, steps=6),
+        max_logits_mb=1,
+        work=tmp_path,
+    )
+    for step in (0, 4):
+        if step:
+            trainer(parts, steps=step).run(tmp_path)
+        with pytest.raises(UserError, match=f"checkpoint is of step {step}, though the ranks"):
+            job.finish(parts[0].card)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_checkpoint_of_another_kind_of_device_is_refused(parts, tmp_path):
+    trainer(parts, steps=2).run(tmp_path)
+    tensors, notes = checkpoints._read(tmp_path)
+    shards.save_tensors(tmp_path / checkpoints.NAME, tensors, notes | {"device": "cuda"})
+    with pytest.raises(UserError, match=r"ttt: this run computes on cpu, .* made on cuda"):
+        trainer(parts, steps=4).run(tmp_path)
 
 
 def test_every_epoch_sees_every_chunk_once():

@@ -1,0 +1,253 @@
+"""The pool of Ray actors: the same bytes whoever did the work, and nothing lost when one dies."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from disturb import (
+    failing_start,
+    folder_bytes,
+    set_workers,
+    settings,
+    slow_run,
+    wanted_hidden,
+    without_leftovers,
+)
+from tqdm import tqdm
+
+from ponderttt import files, hidden, params, ray_pool, shards, stage, tables
+from ponderttt.errors import UserError
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_scores_and_hidden_states_are_the_same_bytes_for_any_workers(copied, count):
+    before = {n: folder_bytes(copied / "data" / n) for n in ("hidden", "scores", "tokens")}
+    set_workers(copied, workers=count)
+    for names in (("hidden", "tiny"), ("scores", "tiny", "0")):
+        shutil.rmtree(copied / "data" / names[0])
+        tiny.stage(copied, *names)
+    assert {n: folder_bytes(copied / "data" / n) for n in before} == before
+
+
+def kill_between_two_files(log, out):
+    """Kill a worker that has written the first of the two files of its second shard."""
+    while True:
+        for base in out.rglob("part-*.parquet"):
+            pid = (log / f"{base.parent.name}-{base.stem}").read_text().split()[0]
+            begun = [path for path in log.glob("*") if path.read_text().split()[:1] == [pid]]
+            if len(begun) == 2 and not base.with_suffix(".safetensors").exists():
+                os.kill(int(pid), signal.SIGKILL)
+                return
+        time.sleep(0.02)
+
+
+def test_a_killed_actor_costs_nothing(in_project, tmp_path):
+    log, out = tmp_path / "log", in_project / "data/.work/slow"
+    killer = threading.Thread(target=kill_between_two_files, args=(log, out), daemon=True)
+    killer.start()
+    slow_run(in_project, log)
+    killer.join(timeout=1)
+    assert not killer.is_alive()
+    assert without_leftovers(out) == wanted_hidden(in_project)
+    repeated = [path for path in log.glob("*") if len(path.read_text().split()) > 1]
+    assert len(repeated) == 1
+
+
+def half_start(folder, settings, log, suffix):
+    """The real work, by a worker that dies once with half of a file on the disk."""
+    work, sync = hidden.start(folder, settings), os.fsync
+
+    def half(handle):
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        if suffix in path.name and not log.exists():
+            log.write_text(str(path))
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        sync(handle)
+
+    os.fsync = half  # in the worker's process
+    return work
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".safetensors"])
+def test_half_a_file_is_never_read_nor_published(in_project, tmp_path, suffix):
+    log, out = tmp_path / "log", Path("data/.work/half")
+    todo = hidden.list_shards(Path("data/chunks/scale=tiny"), out)
+    chosen = params.parse(tiny.plain_params()).hidden
+    start = partial(half_start, Path("data/backbone/scale=tiny"), chosen, log, suffix)
+    with tqdm(disable=True) as bar:
+        ray_pool.run(start, todo, settings(workers=1), bar)
+    assert Path(log.read_text()).exists()
+    files.publish(out, Path("data/published"))
+    assert folder_bytes(Path("data/published")) == wanted_hidden(in_project)
+
+
+def dying_start(folder, settings, log):
+    """The real work, by a worker that dies once after its shard is there, before it says so."""
+    work = hidden.start(folder, settings)
+
+    def die(shard):
+        done = work(shard)
+        if not log.exists():
+            log.write_text(f"{shard.hidden.stat().st_mtime_ns} {shard.hidden}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    return die
+
+
+def test_a_shard_finished_by_a_worker_that_died_is_not_done_again(in_project, tmp_path):
+    log = tmp_path / "log"
+    todo = hidden.list_shards(Path("data/chunks/scale=tiny"), Path("data/.work/dying"))
+    chosen = params.parse(tiny.plain_params()).hidden
+    start = partial(dying_start, Path("data/backbone/scale=tiny"), chosen, log)
+    with tqdm() as bar:
+        ray_pool.run(start, todo, settings(workers=1), bar)
+        assert bar.n == sum(tables.count(shard.chunks) for shard in todo)
+    when, path = log.read_text().split(" ", 1)
+    assert Path(path).stat().st_mtime_ns == int(when)
+    assert without_leftovers(Path("data/.work/dying")) == wanted_hidden(in_project)
+
+
+def test_a_worker_that_always_dies_is_given_up(in_project, tmp_path):
+    def suicide():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with (
+        tqdm(disable=True) as bar,
+        pytest.raises(
+            UserError, match=r"the worker of one died 2 times.*or raise ray\.max_retries"
+        ),
+    ):
+        ray_pool.run(suicide, ["one"], settings(workers=1, max_retries=1), bar)
+
+
+def staying_start():
+    """Two shards at once; the long one is done at once when it is begun again."""
+
+    def stay(log):
+        begun = len(log.read_text().split()) if log.exists() else 0
+        with log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        while not all((log.parent / name).exists() for name in ("quick", "long")):
+            time.sleep(0.02)
+        if log.name == "long" and not begun:
+            time.sleep(300)
+        return shards.Done(1, 1)
+
+    return stay
+
+
+def test_the_death_of_idle_workers_costs_no_shard_its_retries(in_project, tmp_path):
+    """A lost node takes busy and idle workers at once."""
+    logs = [tmp_path / name for name in ("quick", "long")]
+
+    def kill_both():
+        while not all(log.exists() and log.read_text() for log in logs):
+            time.sleep(0.02)
+        time.sleep(1)  # the quick one is idle by then
+        for log in logs:
+            os.kill(int(log.read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_both, daemon=True)
+    killer.start()
+    with tqdm() as bar:
+        ray_pool.run(staying_start, logs, settings(workers=2, max_retries=1), bar)
+        assert bar.n == 2
+    killer.join(timeout=1)
+    assert [len(log.read_text().split()) for log in logs] == [1, 2]
+
+
+class OddError(Exception):
+    """It can be sent, but not read back: pickle calls it with its one argument."""
+
+    def __init__(self, path, reason):
+        super().__init__(f"{path}: {reason}")
+
+
+def odd_start():
+    def fail(log):
+        with log.open("a") as file:
+            file.write("tried\n")
+        raise OddError("a file", "of our own making")
+
+    return fail
+
+
+def test_an_exception_that_cannot_be_read_back_is_not_taken_for_a_death(in_project, tmp_path):
+    with tqdm(disable=True) as bar, pytest.raises(UserError, match="a file: of our own making"):
+        ray_pool.run(odd_start, [tmp_path / "log"], settings(workers=1), bar)
+    assert (tmp_path / "log").read_text() == "tried\n"
+
+
+def test_no_set_mixes_shards_of_two_kinds_of_device(in_project):
+    chunks, out = Path("data/chunks/scale=tiny"), Path("data/hidden/scale=tiny")
+    assert hidden.made_on([]) == ""
+    earlier = hidden.made_on(hidden.list_shards(chunks, out))
+    assert earlier == "cpu"
+    model, chosen = Path("data/backbone/scale=tiny"), params.parse(tiny.plain_params()).hidden
+    assert hidden.start(model, chosen, earlier)
+    with pytest.raises(UserError, match=r"hidden: this run computes on cpu, .* made on cuda"):
+        hidden.start(model, chosen, "cuda")
+
+
+def test_our_own_exception_is_not_retried_and_comes_with_its_traceback(in_project):
+    with tqdm(disable=True) as bar, pytest.raises(UserError) as caught:
+        ray_pool.run(failing_start, ["shard 7", "shard 8"], settings(workers=1), bar)
+    message = str(caught.value)
+    assert "a worker failed on shard 7" in message
+    assert "ZeroDivisionError" in message
+    assert "of our own making" in message
+
+
+def test_a_failure_names_its_chunks(in_project):
+    def break_in():
+        with shards.naming(["abc-0001", "abc-0002"]):
+            raise RuntimeError("broken")
+
+    with tqdm(disable=True) as bar, pytest.raises(UserError, match="chunks abc-0001, abc-0002"):
+        ray_pool.run(break_in, ["one"], settings(workers=1), bar)
+
+
+def test_a_shard_that_nobody_wrote_is_never_published(tmp_path):
+    shard = hidden.Shard(chunks=Path("part-00000.parquet"), out=tmp_path / "part-00000")
+    with pytest.raises(UserError, match=r"1 of 1 shards are not there.*part-00000"):
+        stage.check_all_done(tmp_path, [shard])
+    shard.hidden.touch()
+    shard.base.touch()
+    stage.check_all_done(tmp_path, [shard])
+
+
+def telling_start():
+    def tell(path):
+        path.write_text(f"{torch.get_num_threads()} {os.environ['OMP_NUM_THREADS']}")
+        return shards.Done(1, 512)
+
+    return tell
+
+
+def test_every_worker_has_its_own_share_of_threads(in_project, tmp_path):
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    with tqdm(disable=True) as bar:
+        ray_pool.run(telling_start, paths, settings(workers=1, threads=2), bar)
+    assert {path.read_text() for path in paths} == {"2 2"}
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_people_see_one_bar_and_ray_only_if_they_ask(copied, verbose):
+    set_workers(copied, workers=2, verbose=verbose)
+    shutil.rmtree(copied / "data/hidden")
+    told = tiny.stage(copied, "hidden", "tiny").stderr
+    lines = [line.strip() for line in told.replace("\r", "\n").splitlines() if line.strip()]
+    assert any(" 144/144 " in line and "tok_s=" in line for line in lines)
+    assert ("Started a local Ray instance" in told) == verbose
+    assert verbose or all(line.startswith("hidden: ") for line in lines)

@@ -1,0 +1,148 @@
+"""Ranks that train together: the losses of one, whoever dies."""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import time
+from functools import partial
+
+import polars as pl
+import psutil
+import pytest
+import tiny
+from disturb import checkpointed, press_ctrl_c, set_workers, settings, some_finished, trained
+
+from ponderttt import ray_cluster, ray_ranks, shards
+from ponderttt.errors import UserError
+
+pytestmark = pytest.mark.ray
+
+
+def history(project):
+    path = project / "data/ttt/scale=tiny/seed=0/history.parquet"
+    return pl.read_parquet(path).select("ce", "recon", "grad_norm").to_numpy()
+
+
+def ranks_of(process):
+    """The processes that train, among those that `process` started."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "RayTrainWorker" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+def train_disturbed(project, disturb):
+    """Train, disturbed after the first checkpoint; exit code and messages."""
+    with (project / "errors.txt").open("w") as errors:
+        command = [sys.executable, "-m", "stages.ttt", "tiny", "0"]
+        process = subprocess.Popen(command, cwd=project, env=tiny.environment(), stderr=errors)
+        while not some_finished(project, "ttt", "checkpoint.safetensors", 1):
+            assert process.poll() is None
+            time.sleep(0.01)
+        disturb(process)
+        code = process.wait(timeout=300)
+    return code, (project / "errors.txt").read_text()
+
+
+def test_training_goes_on_with_the_node_that_is_left(copied, two_nodes):
+    """`auto` takes a rank on each node; when one is lost, one rank goes on from the checkpoint."""
+    set_workers(copied, workers="auto", address=two_nodes.address, steps=150)
+    shutil.rmtree(copied / "data/ttt")
+    kept = []
+
+    def lose_one(_):
+        kept.extend(checkpointed(copied))
+        two_nodes.lose_one()
+
+    code, told = train_disturbed(copied, lose_one)
+    assert code == 0, told
+    assert "lost or found no place; going on with 1" in told
+    assert trained(copied)[: len(kept)] == kept
+    disturbed = history(copied)
+    set_workers(copied, workers=0, steps=150)
+    tiny.stage(copied, "ttt", "tiny", "0")
+    assert abs(history(copied) - disturbed).max() <= 1e-4
+
+
+def test_two_ranks_train_like_one(copied):
+    one = history(copied)
+    set_workers(copied, workers=2)
+    tiny.stage(copied, "ttt", "tiny", "0")
+    assert abs(one - history(copied)).max() <= 1e-4
+
+
+def kill_a_rank(process):
+    ranks_of(process)[-1].kill()
+
+
+@pytest.mark.parametrize("disturb", [kill_a_rank, press_ctrl_c])
+def test_disturbed_training_goes_on_from_its_checkpoint_to_the_same_bits(copied, disturb):
+    layer = copied / "data/ttt/scale=tiny/seed=0/layer.safetensors"
+    set_workers(copied, workers=2, steps=150)
+    tiny.stage(copied, "ttt", "tiny", "0")
+    undisturbed = layer.read_bytes()
+    shutil.rmtree(copied / "data/ttt")
+    kept = []
+
+    def note(process):
+        kept.extend(checkpointed(copied))
+        disturb(process)
+
+    code, told = train_disturbed(copied, note)
+    if disturb is press_ctrl_c:
+        assert code == 1
+        assert "interrupted; finished shards are kept" in told
+        assert "Traceback" not in told
+        tiny.stage(copied, "ttt", "tiny", "0")
+    else:
+        assert code == 0, told
+        assert "lost or found no place; going on with 2" in told
+    assert 0 < len(kept) < 150
+    assert trained(copied)[: len(kept)] == kept
+    assert layer.read_bytes() == undisturbed
+
+
+def test_ctrl_c_ends_a_wait_for_places(in_project, two_nodes):
+    import ray
+
+    class Other:
+        def here(self):
+            pass
+
+    set_workers(in_project, workers=2, address=two_nodes.address)
+    shutil.rmtree(in_project / "data/ttt")
+    holder = ray_cluster.cluster(settings(workers=1, address=two_nodes.address))
+    with (in_project / "errors.txt").open("w") as errors, holder:
+        others = [ray.remote(num_cpus=1)(Other).remote() for _ in range(2)]
+        ray.get([other.here.remote() for other in others])
+        command = [sys.executable, "-m", "stages.ttt", "tiny", "0"]
+        process = subprocess.Popen(command, env=tiny.environment(), stderr=errors)
+        while "held by other work" not in (in_project / "errors.txt").read_text():
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(5)  # so that Ray Train waits as well
+        press_ctrl_c(process)
+        assert process.wait(timeout=20) == 1  # Ray Train would wait for a minute
+    told = (in_project / "errors.txt").read_text()
+    assert "interrupted; finished shards are kept" in told
+    assert "Traceback" not in told
+
+
+def faulty_fit(log, rank, tell):
+    with log.open("a") as file:
+        file.write("tried\n")
+    with shards.naming(["abc-0003"]):
+        raise RuntimeError(f"rank {rank.index} has a fault")
+
+
+def test_an_exception_of_a_rank_is_not_retried(in_project, tmp_path):
+    fit, log = partial(faulty_fit, tmp_path / "log"), tmp_path / "log"
+    with pytest.raises(UserError, match=r"rank \d of ttt failed") as caught:
+        ray_ranks.train(fit, "faulty", settings(workers=1), lambda *_: None, 4)
+    assert log.read_text() == "tried\n"
+    assert "has a fault" in str(caught.value)
+    assert "Traceback" in str(caught.value)
+    assert "abc-0003" in str(caught.value)
