@@ -1,5 +1,6 @@
+import functools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import disturb
@@ -28,6 +29,22 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(scored: Path, tmp_path: Path) -> Path:
     """A copy of the scored project that a test may spoil."""
     return shutil.copytree(scored, tmp_path / "project")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    scored: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], disturb.Trained]:
+    """A long training run by so many workers, made once."""
+
+    @functools.cache
+    def train(workers: int) -> disturb.Trained:
+        folder = shutil.copytree(scored, tmp_path_factory.mktemp("trained") / "project")
+        disturb.set_workers(folder, workers=workers, steps=disturb.STEPS)
+        tiny.stage(folder, "ttt", "tiny", "0")
+        return disturb.trained(folder)
+
+    return train
 
 
 @pytest.fixture

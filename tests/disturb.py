@@ -9,7 +9,9 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 import psutil
 import tiny
@@ -17,6 +19,8 @@ from safetensors import safe_open
 from tqdm import tqdm
 
 from ponderttt import hidden, params, ray_pool, shards
+
+STEPS = 150  # of a training run that is long enough to be disturbed
 
 
 def settings(**changes):
@@ -139,10 +143,23 @@ def checkpointed(project):
     return [row["tokens_per_second"] for row in history]
 
 
+class Trained(NamedTuple):
+    """A finished training run: its layer, its losses, and the measured speed of every step,
+    which is never the same again."""
+
+    layer: bytes
+    losses: np.ndarray
+    speeds: list[float]
+
+
 def trained(project):
-    """The measured speed of every step of a finished run: none is ever the same again."""
-    path = project / "data/ttt/scale=tiny/seed=0/history.parquet"
-    return pl.read_parquet(path)["tokens_per_second"].to_list()
+    folder = project / "data/ttt/scale=tiny/seed=0"
+    history = pl.read_parquet(folder / "history.parquet")
+    return Trained(
+        layer=(folder / "layer.safetensors").read_bytes(),
+        losses=history.select("ce", "recon", "grad_norm").to_numpy(),
+        speeds=history["tokens_per_second"].to_list(),
+    )
 
 
 def press_ctrl_c(process):

@@ -31,20 +31,17 @@ def test_a_request_that_cannot_be_met_shows_asked_and_available(in_project):
     assert time.perf_counter() - began < 10  # seconds are what is promised here
 
 
-@pytest.mark.parametrize(
-    ("changes", "asked", "room"),
-    [
+def test_what_a_cluster_cannot_give_is_refused(in_project, two_nodes):
+    for changes, asked, room in (
         ({"workers": 3}, "3 workers ask for 3 CPU", 2),
         ({"threads": 2}, "1 workers ask for 2 CPU", 0),
-    ],
-)
-def test_what_a_cluster_cannot_give_is_refused(in_project, two_nodes, changes, asked, room):
-    chosen = settings(**{"workers": 1, "address": two_nodes.address} | changes)
-    began = time.perf_counter()
-    there = f"{asked}, 0 GPU; the cluster has 2 CPU, 0 GPU on 2 nodes, room for {room};"
-    with tqdm(disable=True) as bar, pytest.raises(UserError, match=there):
-        ray_pool.run(failing_start, ["one"], chosen, bar)
-    assert time.perf_counter() - began < 10  # seconds are what is promised here
+    ):
+        chosen = settings(**{"workers": 1, "address": two_nodes.address} | changes)
+        began = time.perf_counter()
+        there = f"{asked}, 0 GPU; the cluster has 2 CPU, 0 GPU on 2 nodes, room for {room};"
+        with tqdm(disable=True) as bar, pytest.raises(UserError, match=there):
+            ray_pool.run(failing_start, ["one"], chosen, bar)
+        assert time.perf_counter() - began < 10  # seconds are what is promised here
 
 
 def test_a_dead_address_is_told(in_project):

@@ -28,14 +28,15 @@ from ponderttt.errors import UserError
 pytestmark = pytest.mark.ray
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_scores_and_hidden_states_are_the_same_bytes_for_any_workers(copied, count):
-    before = {n: folder_bytes(copied / "data" / n) for n in ("hidden", "scores", "tokens")}
+@pytest.mark.parametrize(("count", "stages"), [(1, ["scores"]), (2, ["hidden", "scores"])])
+def test_every_byte_is_the_same_for_any_workers(copied, count, stages):
+    """The undisturbed run is of this process alone; of one worker, see the tests below too."""
     set_workers(copied, workers=count)
-    for names in (("hidden", "tiny"), ("scores", "tiny", "0")):
-        shutil.rmtree(copied / "data" / names[0])
-        tiny.stage(copied, *names)
-    assert {n: folder_bytes(copied / "data" / n) for n in before} == before
+    before = {name: folder_bytes(copied / "data" / name) for name in (*stages, "tokens")}
+    for name in stages:
+        shutil.rmtree(copied / "data" / name)
+        tiny.stage(copied, name, "tiny", *(["0"] if name == "scores" else []))
+    assert {name: folder_bytes(copied / "data" / name) for name in before} == before
 
 
 def kill_between_two_files(log, out):

@@ -7,21 +7,15 @@ import sys
 import time
 from functools import partial
 
-import polars as pl
 import psutil
 import pytest
 import tiny
-from disturb import checkpointed, press_ctrl_c, set_workers, settings, some_finished, trained
+from disturb import STEPS, checkpointed, press_ctrl_c, set_workers, settings, some_finished, trained
 
 from ponderttt import ray_cluster, ray_ranks, shards
 from ponderttt.errors import UserError
 
 pytestmark = pytest.mark.ray
-
-
-def history(project):
-    path = project / "data/ttt/scale=tiny/seed=0/history.parquet"
-    return pl.read_parquet(path).select("ce", "recon", "grad_norm").to_numpy()
 
 
 def ranks_of(process):
@@ -47,9 +41,14 @@ def train_disturbed(project, disturb):
     return code, (project / "errors.txt").read_text()
 
 
-def test_training_goes_on_with_the_node_that_is_left(copied, two_nodes):
+def test_two_ranks_train_like_one(undisturbed):
+    assert len(undisturbed(1).losses) == STEPS
+    assert abs(undisturbed(1).losses - undisturbed(2).losses).max() <= 1e-4
+
+
+def test_training_goes_on_with_the_node_that_is_left(copied, two_nodes, undisturbed):
     """`auto` takes a rank on each node; when one is lost, one rank goes on from the checkpoint."""
-    set_workers(copied, workers="auto", address=two_nodes.address, steps=150)
+    set_workers(copied, workers="auto", address=two_nodes.address, steps=STEPS)
     shutil.rmtree(copied / "data/ttt")
     kept = []
 
@@ -60,18 +59,9 @@ def test_training_goes_on_with_the_node_that_is_left(copied, two_nodes):
     code, told = train_disturbed(copied, lose_one)
     assert code == 0, told
     assert "lost or found no place; going on with 1" in told
-    assert trained(copied)[: len(kept)] == kept
-    disturbed = history(copied)
-    set_workers(copied, workers=0, steps=150)
-    tiny.stage(copied, "ttt", "tiny", "0")
-    assert abs(history(copied) - disturbed).max() <= 1e-4
-
-
-def test_two_ranks_train_like_one(copied):
-    one = history(copied)
-    set_workers(copied, workers=2)
-    tiny.stage(copied, "ttt", "tiny", "0")
-    assert abs(one - history(copied)).max() <= 1e-4
+    assert 0 < len(kept) < STEPS
+    assert trained(copied).speeds[: len(kept)] == kept
+    assert abs(trained(copied).losses - undisturbed(1).losses).max() <= 1e-4
 
 
 def kill_a_rank(process):
@@ -79,11 +69,10 @@ def kill_a_rank(process):
 
 
 @pytest.mark.parametrize("disturb", [kill_a_rank, press_ctrl_c])
-def test_disturbed_training_goes_on_from_its_checkpoint_to_the_same_bits(copied, disturb):
-    layer = copied / "data/ttt/scale=tiny/seed=0/layer.safetensors"
-    set_workers(copied, workers=2, steps=150)
-    tiny.stage(copied, "ttt", "tiny", "0")
-    undisturbed = layer.read_bytes()
+def test_disturbed_training_goes_on_from_its_checkpoint_to_the_same_bits(
+    copied, undisturbed, disturb
+):
+    set_workers(copied, workers=2, steps=STEPS)
     shutil.rmtree(copied / "data/ttt")
     kept = []
 
@@ -100,9 +89,9 @@ def test_disturbed_training_goes_on_from_its_checkpoint_to_the_same_bits(copied,
     else:
         assert code == 0, told
         assert "lost or found no place; going on with 2" in told
-    assert 0 < len(kept) < 150
-    assert trained(copied)[: len(kept)] == kept
-    assert layer.read_bytes() == undisturbed
+    assert 0 < len(kept) < STEPS
+    assert trained(copied).speeds[: len(kept)] == kept
+    assert trained(copied).layer == undisturbed(2).layer
 
 
 def test_ctrl_c_ends_a_wait_for_places(in_project, two_nodes):
