@@ -61,10 +61,9 @@ def leave(place, kilobytes):
     assert mount("-o", f"remount,size={used // 1024 + kilobytes}k", place)
 
 
-@pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize(
-    ("stage", "suffix", "kilobytes"),
-    [("hidden", ".safetensors", 500), ("scores", "scores/*/*/*.parquet", 80)],
+    ("stage", "suffix", "kilobytes", "count"),
+    [("hidden", ".safetensors", 500, 2), ("scores", "scores/*/*/*.parquet", 80, 0)],
 )
 def test_a_full_disk_is_told_and_finished_shards_are_kept(on_disk, stage, suffix, kilobytes, count):
     arguments = {"hidden": ("hidden", "tiny"), "scores": ("scores", "tiny", "0")}[stage]
