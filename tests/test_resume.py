@@ -70,14 +70,18 @@ def test_a_killed_training_driver_resumes_to_the_same_bits(tracked, undisturbed,
     assert trained(tracked).speeds[: len(kept)] == kept
 
 
+def wait_for_a_shard(project, driver):
+    while not some_finished(project, "hidden", ".safetensors", 1):
+        assert driver.is_running()
+        time.sleep(0.005)
+
+
 def test_ctrl_c_keeps_finished_shards(tracked):
     set_workers(tracked, workers=2)
     before = folder_bytes(tracked / "data/hidden")
     process = start_repro(tracked, "hidden@tiny")
     driver = driver_of(process)
-    while not some_finished(tracked, "hidden", ".safetensors", 1):
-        assert driver.is_running()
-        time.sleep(0.005)
+    wait_for_a_shard(tracked, driver)
     press_ctrl_c(process)
     assert process.wait(timeout=60) != 0
     kept = finished(tracked, "hidden", ".safetensors")
@@ -95,9 +99,7 @@ def test_killing_dvc_ends_its_stage(tracked, when):
         while "libtorch" not in Path(f"/proc/{driver.pid}/maps").read_text():
             time.sleep(0.005)
     else:
-        while not some_finished(tracked, "hidden", ".safetensors", 1):
-            assert driver.is_running()
-            time.sleep(0.005)
+        wait_for_a_shard(tracked, driver)
     process.kill()
     process.wait()
     driver.wait(timeout=60)
@@ -107,9 +109,7 @@ def test_killing_dvc_ends_its_stage(tracked, when):
 def test_a_second_run_beside_the_first_is_refused(tracked):
     process = start_repro(tracked, "hidden@tiny")
     driver = driver_of(process)
-    while not some_finished(tracked, "hidden", ".safetensors", 1):
-        assert driver.is_running()
-        time.sleep(0.005)
+    wait_for_a_shard(tracked, driver)
     driver.suspend()
     second = tiny.stage(tracked, "hidden", "tiny", check=False)
     driver.resume()
