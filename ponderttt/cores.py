@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -64,9 +65,11 @@ def split_cores(params: Ray, cluster: Sequence[Node] = ()) -> Split:
     if params.workers != "auto":
         return Split(workers=params.workers, threads=threads, gpus=gpus)
     workers = room(nodes, threads, gpus)
-    if not cluster and workers <= 1:
+    if not cluster and workers == 1:
         workers = 0  # one worker alone would only add the cost of Ray
-    return Split(workers=max(workers, 1) if cluster else workers, threads=threads, gpus=gpus)
+    elif workers == 0:
+        workers = 1  # asked for, so that `check_room` says what is missing
+    return Split(workers=workers, threads=threads, gpus=gpus)
 
 
 def without_ray(params: Ray) -> Split | None:
@@ -136,7 +139,7 @@ def fastest_threads(cores: int) -> int:
 
     One process with all cores needs no Ray, so more workers must be clearly faster.
     """
-    speed = {threads: rate(threads) * (cores // threads) for threads in divisors(cores)}
+    speed = {threads: rate(threads, cores // threads) for threads in divisors(cores)}
     best = max(speed, key=lambda threads: speed[threads])
     return best if speed[best] > GAIN * speed[cores] else cores
 
@@ -150,16 +153,23 @@ def divisors(number: int) -> list[int]:
     return [i for i in range(1, number + 1) if number % i == 0]
 
 
-def rate(threads: int) -> float:
-    """Rounds per second of matrix products and small steps, as the stages do them."""
+def rate(threads: int, workers: int) -> float:
+    """Rounds per second of all workers at once: they share memory, caches and perhaps cores."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    with ThreadPoolExecutor(workers) as pool:
+        total = sum(pool.map(_rounds, [threads] * workers))
+    torch.set_num_threads(before)
+    return total
+
+
+def _rounds(threads: int) -> float:
+    """Rounds per second of matrix products and small steps, as the stages do them."""
+    torch.set_num_threads(threads)  # of the calling thread
     x, weight, small = torch.ones(1024, 576), torch.ones(576, 1536), torch.ones(32, 576)
-    count, end = 0, time.perf_counter() + TRIAL_SECONDS
-    while time.perf_counter() < end:
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() < began + TRIAL_SECONDS:
         torch.nn.functional.silu(x @ weight)
         for _ in range(8):
             small = torch.nn.functional.layer_norm(small, (576,))
         count += 1
-    torch.set_num_threads(before)
-    return count / TRIAL_SECONDS
+    return count / (time.perf_counter() - began)

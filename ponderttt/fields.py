@@ -1,6 +1,7 @@
 """Dataclasses from plain values: each field may carry a check, and all errors are collected."""
 
 import dataclasses
+import re
 import types
 from collections.abc import Callable
 from dataclasses import field
@@ -56,6 +57,16 @@ def filled(low: int | None = None) -> Any:
 def named(what: str) -> Any:
     """A text that may not be empty, and what it must name."""
     return field(metadata={"check": lambda v: None if v else f"must name {what}"})
+
+
+def host_and_port() -> Any:
+    """A field that is empty or names a port of a host."""
+
+    def check(value: str) -> str | None:
+        fits = not value or re.fullmatch(r"[^/\s]+:\d+", value)
+        return None if fits else "must be HOST:PORT, as `ray start --head` prints it, or empty"
+
+    return field(metadata={"check": check})
 
 
 def sound_values(kind: Any, raw: Any, key: str, errors: list[str]) -> dict[str, Any]:

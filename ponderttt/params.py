@@ -9,7 +9,16 @@ from typing import Any, Literal
 import yaml
 
 from ponderttt.errors import UserError
-from ponderttt.fields import at_least, between, filled, gpu_share, named, share, sound_values
+from ponderttt.fields import (
+    at_least,
+    between,
+    filled,
+    gpu_share,
+    host_and_port,
+    named,
+    share,
+    sound_values,
+)
 
 # Signals a gate may decide on; `ponderttt/signals.py` says what each one sees.
 SignalName = Literal[
@@ -184,7 +193,7 @@ class Ray:
     workers: int | Literal["auto"] = at_least(0)
     threads: int | Literal["auto"] = at_least(1)
     gpus_per_worker: float = gpu_share()
-    address: str
+    address: str = host_and_port()
     max_retries: int = at_least(0)
     verbose: bool
 

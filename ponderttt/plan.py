@@ -65,6 +65,7 @@ class Gpu:
 GPUS = (
     Gpu(name="L4", tflops=121, memory_gb=24),
     Gpu(name="RTX 4090", tflops=165, memory_gb=24),
+    Gpu(name="RTX A6000", tflops=155, memory_gb=48),
     Gpu(name="A100", tflops=312, memory_gb=80),
     Gpu(name="H100", tflops=989, memory_gb=80),
 )

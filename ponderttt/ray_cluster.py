@@ -78,9 +78,7 @@ def split_now(params: Ray) -> Split:
 
 def probe(address: str) -> None:
     """A dead address would otherwise be waited for in silence."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()):
-        return
+    host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=PROBE_SECONDS).close()
     except OSError as error:
@@ -100,22 +98,11 @@ def nodes() -> list[Node]:
 
 def check_folder(root: str) -> None:
     """Ask every node for a file just written here: a copy of the project is not the project."""
-    import ray
-
     sign = Path("data/.work", f".seen-{secrets.token_hex(8)}")
-
-    def look() -> str:  # travels by value, as it is no name of a module
-        import socket
-
-        return "" if (root / sign).exists() else socket.gethostname()
-
-    ask: Any = ray.remote(num_cpus=0)(look)
-    there = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     sign.parent.mkdir(parents=True, exist_ok=True)
     sign.touch()
     try:
-        answers = [ask.options(scheduling_strategy=only_on(node)).remote() for node in there]
-        blind = [name for answer in answers if (name := _heard(answer))]
+        blind = _blind_nodes(Path(root, sign))
     finally:
         sign.unlink()
     if blind:
@@ -125,16 +112,37 @@ def check_folder(root: str) -> None:
         )
 
 
-def _heard(answer: Any) -> str:
-    """What a node says; nothing from one that has just gone, as it will get no work either."""
+def _blind_nodes(sign: Path) -> list[str]:
+    """The living nodes that do not see a file, or do not answer."""
+    import ray
+
+    def look() -> bool:  # travels by value, as it is no name of a module
+        try:
+            return sign.exists()
+        except OSError:  # it may not even look there
+            return False
+
+    ask: Any = ray.remote(num_cpus=0)(look)
+    hosts = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"]}
+    answers = {
+        ask.options(scheduling_strategy=only_on(node)).remote(): host
+        for node, host in hosts.items()
+    }
+    found, late = ray.wait(list(answers), num_returns=len(answers), timeout=ANSWER_SECONDS)
+    blind = [answers[answer] for answer in found if not _sees(answer)]
+    return blind + [f"{answers[x]} (no answer in {ANSWER_SECONDS:g} seconds)" for x in late]
+
+
+def _sees(answer: Any) -> bool:
+    """What a node says; one that has just gone is no hindrance, as it will get no work either."""
     import ray
 
     try:
-        return str(ray.get(answer, timeout=ANSWER_SECONDS))
-    except ray.exceptions.GetTimeoutError:
-        return f"one that did not answer within {ANSWER_SECONDS:g} seconds"
+        return bool(ray.get(answer))
+    except (ray.exceptions.RayTaskError, ray.exceptions.RuntimeEnvSetupError) as error:
+        raise UserError(f"ray: a node cannot run the project's Python: {error}") from None
     except ray.exceptions.RayError:
-        return ""
+        return True
 
 
 def only_on(node: str) -> Any:

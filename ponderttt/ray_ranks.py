@@ -56,7 +56,8 @@ def train(
             if error is None:
                 return
             if tries == params.max_retries:
-                raise UserError(gave_up(f"training failed {tries + 1} times", error))
+                network = "if on several nodes, see what docs/cluster.md says of their network"
+                raise UserError(gave_up(f"training failed {tries + 1} times; {network}", error))
 
 
 def _fit(

@@ -162,7 +162,7 @@ class Job:
     def fit(self, rank: Rank, tell: Tell) -> None:
         """Load what one rank needs, train to the end, prove that the backbone did not move."""
         backbone = backbones.load(self.folder("backbone"), backbones.best_device())
-        before = backbones.weights_hash(backbone.model)
+        before = backbones.frozen_hashes(backbone)
         Trainer(
             config=layers.config_for(self.params, backbone.card),
             backbone=backbone,
@@ -173,7 +173,7 @@ class Job:
             max_logits_mb=self.max_logits_mb,
             rank=rank,
         ).run(self.work, tell)
-        if backbones.weights_hash(backbone.model) != before:
+        if backbones.frozen_hashes(backbone) != before:
             raise UserError(
                 f"ttt: training moved the weights of {self.scale}: a fault of the program"
             )

@@ -314,7 +314,11 @@ def test_a_body_in_bfloat16_keeps_its_head_in_float32(scored, monkeypatch):
     whole = backbone.load(folder)
     monkeypatch.setattr(backbone, "compute_dtype", lambda _: torch.bfloat16)
     half = backbone.load(folder)
-    assert half.model.dtype == torch.bfloat16
+    assert {p.dtype for p in half.model.parameters()} == {torch.bfloat16}
+    assert len(backbone.frozen_hashes(half)) == 2
+    for name, angles in whole.model.named_buffers():  # of rotary positions
+        assert torch.equal(half.model.get_buffer(name), angles)
+    assert any("inv_freq" in name for name, _ in half.model.named_buffers())
     states = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
     assert torch.equal(half.logits(states), whole.logits(states))
     tokens = tokens_of()

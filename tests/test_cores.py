@@ -14,6 +14,8 @@ def test_cores_are_split_as_told():
     one = cores.split_cores(settings(workers="auto", threads=1))
     assert one == cores.Split(workers=count if count > 1 else 0, threads=1, gpus=0)
     assert cores.split_cores(settings(workers=3, threads=2)).workers == 3
+    more = cores.split_cores(settings(workers="auto", threads=count + 1))
+    assert more.workers == 1  # never quietly in this process: `check_room` says what is missing
     whole = cores.split_cores(settings(workers="auto", threads=count))
     assert whole == cores.Split(workers=0, threads=count, gpus=0)
     trial = cores.split_cores(settings(workers="auto", threads="auto"))

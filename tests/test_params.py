@@ -64,6 +64,8 @@ def test_params_are_frozen():
         ({"hidden__batch": 0}, "hidden.batch: must be at least 1"),
         ({"ray__workers": True}, "ray.workers"),
         ({"ray__gpus_per_worker": 1.5}, "ray.gpus_per_worker"),
+        ({"ray__address": "auto"}, "ray.address: must be HOST:PORT, as `ray start --head` prints"),
+        ({"ray__address": "ray://head:10001"}, "ray.address: must be HOST:PORT"),
         (
             {"run__scales": ["gemma-3-270m"]},
             "scales.gemma-3-270m.accept_terms: must be true before this model is used; read",

@@ -5,6 +5,7 @@ import sys
 import pytest
 import tiny
 import torch
+import yaml
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
@@ -159,6 +160,26 @@ def test_every_family_can_be_measured(family):
     found = speed.measure(trial, ONE, seconds=0.1)
     assert found.keys() == set(speed.KINDS)
     assert min(found.values()) > 0
+
+
+def test_the_worked_estimate_of_the_docs_is_the_plans(elsewhere):
+    raw = yaml.safe_load((tiny.ROOT / "params.yaml").read_text())
+    raw["budget"], raw["hidden"]["dtype"] = "paper", "bfloat16"
+    raw["run"]["scales"] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]
+    settings = params.parse(raw)
+    found = {name: shapes.find(name, settings.scales[name]) for name in settings.run.scales}
+    made = plan.make(settings, found, Split(workers=1, threads=1, gpus=1.0))
+    speeds = plan.gpu_speeds(next(gpu for gpu in plan.GPUS if gpu.memory_gb == 48))
+    text = (tiny.ROOT / "docs/cluster.md").read_text()
+    for scale in made.scales:
+        stages = {stage.name: stage.seconds(speeds) for stage in scale.stages}
+        minutes = [f"{stages[name] / 60:.0f}" for name in ("hidden", "ttt", "scores")]
+        flops = sum(sum(stage.flops.values()) for stage in scale.stages)
+        row = [scale.name, f"{scale.shape.parameters / 1e6:,.0f} M", f"{flops / 1e18:.2f}"]
+        row += [*minutes, f"{sum(stages.values()) / 3600:.1f}"]
+        row += [f"{scale.disk['hidden'] / 1e9:.0f} GB"]
+        assert f"| {' | '.join(row)} |" in text
+        assert f"{scale.gpu_memory / 1e9:.1f}" in text
 
 
 def test_the_command_prints_a_plan_for_programs_and_people(scored):
