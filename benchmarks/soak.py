@@ -2,16 +2,18 @@
 
 Each round runs `hidden` or `scores` of a tiny project on two Ray workers, kills its driver, one of
 its workers or Ray's own node process, and runs the stage again if it failed. Half of the workers
-die with a file open for writing: a random moment would hardly ever find a small one half-written.
-Then every file is compared with an undisturbed run's: `lost` if it is missing; `doubled` if it is
-one too many, or its shard was finished before the kill and done again; `corrupt` if its bytes
-differ. `left` counts processes that outlive their round. It reads /proc, so it wants Linux. Not
-part of `make bench`: `make soak COUNT=50 SECONDS=1800`.
+die with a half-written file: a random moment would hardly ever find one, so small are they. Then
+every file is compared with an undisturbed run's: `lost` if it is missing; `doubled` if it is one
+too many, or its shard was finished before the kill and done again; `corrupt` if its bytes differ.
+`given up` counts stages that a worker's death ended, `left` processes that outlive their round.
+It reads /proc, so it wants Linux. Not part of `make bench`: `make soak COUNT=50 SECONDS=1800`.
+Training is not in it: the tests kill its driver, ranks and node.
 """
 
 import argparse
 import contextlib
 import itertools
+import os
 import random
 import shutil
 import subprocess
@@ -29,9 +31,10 @@ import tiny
 
 MARK = "PONDERTTT_SOAK"  # in the environment of all processes of a round
 KINDS = ("driver", "worker", "node", "nobody")
-FAULTS = ("lost", "doubled", "corrupt", "left")
+FAULTS = ("lost", "doubled", "corrupt", "given up", "left")
 EARLY = 0.25  # share of the kills at any moment; the others fall between two finished shards
-WRITING = 0.5  # share of the killed workers that die with a file open for writing
+WRITING = 0.5  # share of the killed workers that die with a half-written file
+PATIENCE = 30.0  # seconds to wait for a worker to write
 GRACE = 20.0  # seconds in which the processes of a killed driver must end
 
 
@@ -87,7 +90,8 @@ class Round:
         for place in self.stage.places.values():
             shutil.rmtree(self.folder / place)
         process = self._start()
-        self._wait(process, sum(path.match(self.stage.last) for path in wanted), seconds)
+        shards = sum(path.match(self.stage.last) for path in wanted)
+        self._wait(process, shards, seconds)
         finished: dict[Path, int] = {}
         seen = Counter(nobody=1)
         if chosen := self._choose(process):
@@ -96,9 +100,10 @@ class Round:
         code = process.wait(timeout=600)
         if code and all((self.folder / place).exists() for place in self.stage.places.values()):
             seen, finished = Counter(nobody=1), {}  # all was published: it had only to return
+        seen["given up"] = int(code != 0 and seen["worker"] > 0)
         if code and self._start().wait(timeout=600):
             raise RuntimeError(f"round {self.number}: {self.stage.arguments} did not resume")
-        seen["middle"] = int(bool(finished))
+        seen["middle"] = int(0 < len(finished) < shards)
         return seen + self._faults(wanted, finished)
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -106,7 +111,7 @@ class Round:
         return subprocess.Popen(
             [sys.executable, "-m", f"stages.{name}", *rest],
             cwd=self.folder,
-            env=tiny.environment() | {MARK: str(self.number)},
+            env=tiny.environment() | {MARK: mark(self.number)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -134,23 +139,23 @@ class Round:
 
     def _kill(self, name: str, victim: psutil.Process) -> Counter[str]:
         """Kill it, if a worker perhaps while it writes; what was done, for the count."""
-        aimed = name == "worker" and self.draw.random() < WRITING
         try:
-            writing = aimed and self._writes(victim)
+            writing = name == "worker" and self.draw.random() < WRITING and self._caught(victim)
             victim.kill()
         except psutil.NoSuchProcess:
             return Counter(nobody=1)
         return Counter({name: 1, "writing": int(writing)})
 
-    def _writes(self, worker: psutil.Process) -> bool:
-        """Wait until a worker has a file of its shard open; False if it ends before."""
-        work = str((self.folder / "data/.work").resolve())
-        while worker.is_running():
-            # psutil's own list of open files takes longer than most of these writes.
-            with contextlib.suppress(OSError):
-                for handle in Path(f"/proc/{worker.pid}/fd").iterdir():
-                    if str(handle.readlink()).startswith(work):
-                        return True
+    def _caught(self, worker: psutil.Process) -> bool:
+        """Stop a worker while a file of its shard is half-written; False if it comes to none."""
+        work, end = self.folder / "data/.work", time.monotonic() + PATIENCE
+        while worker.status() != psutil.STATUS_ZOMBIE and time.monotonic() < end:
+            if half_written(worker, work):
+                worker.suspend()
+                if half_written(worker, work):  # still: it is not renamed yet
+                    return True
+                worker.resume()
+            time.sleep(0.0005)
         return False
 
     def _faults(self, wanted: dict[Path, bytes], finished: dict[Path, int]) -> Counter[str]:
@@ -167,17 +172,34 @@ class Round:
         )
 
 
+def half_written(worker: psutil.Process, work: Path) -> bool:
+    """Whether a worker has a file below `work` open that has not got its name yet."""
+    # psutil's own list of open files takes longer than most of these writes.
+    with contextlib.suppress(OSError):
+        for handle in Path(f"/proc/{worker.pid}/fd").iterdir():
+            file = handle.readlink()
+            if file.suffix == ".tmp" and file.is_relative_to(work.resolve()):
+                return True
+    return False
+
+
 def mtime(path: Path) -> int:
     """When a file was written, in nanoseconds."""
     return path.stat().st_mtime_ns
 
 
-def marked(number: int) -> list[psutil.Process]:
-    """Every living process that was started in this round, whoever its parent is by now."""
+def mark(number: int | str) -> str:
+    """What all processes of a round of this soak carry; that of "" stands in all rounds'."""
+    return f"{os.getpid()}.{number}"
+
+
+def marked(number: int | str = "") -> list[psutil.Process]:
+    """Every living process that was started in a round, whoever its parent is by now."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == str(number):
+            carried = process.environ().get(MARK, "")
+            if carried == mark(number) or (number == "" and carried.startswith(mark(""))):
                 found.append(process)
     return found
 
@@ -245,7 +267,11 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         prepare(Path(name))
-        total = soak(Path(name), args.count, args.seconds, args.seed)
+        try:
+            total = soak(Path(name), args.count, args.seconds, args.seed)
+        finally:
+            for process in marked():
+                process.kill()
     kills = total["rounds"] - total["nobody"]
     if kills < args.count:
         print(f"only {kills} of {args.count} kills in {args.seconds:g} seconds")

@@ -18,7 +18,7 @@ import tiny
 from safetensors import safe_open
 from tqdm import tqdm
 
-from ponderttt import hidden, params, ray_pool, shards
+from ponderttt import hidden, params, ray_pool, scores, shards, tables
 
 STEPS = 150  # of a training run that is long enough to be disturbed
 
@@ -27,6 +27,28 @@ def settings(**changes):
     raw = tiny.plain_params()
     raw["ray"] |= changes
     return params.parse(raw).ray
+
+
+def wait_until(condition, alive=lambda: True, seconds=300.0):
+    """Look often; `alive` says whether it can still come to pass."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert alive(), "it ended too early"
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def started(*command, **options):
+    """A process that does not outlive the block; what it started ends with it."""
+    process = subprocess.Popen(
+        command, **{"env": tiny.environment(), "stdout": subprocess.DEVNULL} | options
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def folder_bytes(folder):
@@ -48,11 +70,11 @@ def without_leftovers(folder):
 class TwoNodes:
     """`two_nodes.py`, driven through its standard input."""
 
-    def __init__(self, log, **environment):
+    def __init__(self, log, cpus=1, **environment):
         script = Path(__file__).with_name("two_nodes.py")
         self._log = log.open("w")
         self._process = subprocess.Popen(
-            [sys.executable, str(script)],
+            [sys.executable, str(script), str(cpus)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -69,8 +91,8 @@ class TwoNodes:
         assert self._process.stdout.readline() == "removed\n"
 
     def stop(self):
-        self._process.stdin.close()
         try:
+            self._process.stdin.close()
             self._process.wait(timeout=60)
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -78,36 +100,38 @@ class TwoNodes:
             self._log.close()
 
 
-def start_repro(project, name):
-    """`dvc repro` of a stage whose script has changed; the processes of dvc and of the stage."""
+def repro(project, name):
+    """`dvc repro` of a stage whose script has changed."""
     script = project / f"stages/{name.partition('@')[0]}.py"
     script.write_text(script.read_text() + "# changed\n")
-    return subprocess.Popen(
-        [str(Path(sys.executable).parent / "dvc"), "repro", name],
-        cwd=project,
-        env=tiny.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    dvc = str(Path(sys.executable).parent / "dvc")
+    return started(dvc, "repro", name, cwd=project, stderr=subprocess.DEVNULL)
+
+
+def children_of(process, wanted):
+    """What `process` started, itself or through others, and whose command line is as `wanted`."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if wanted(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def driver_of(process):
     """The stage's own process, as soon as dvc has started it."""
-    while True:
-        assert process.poll() is None, "dvc ended before the stage began"
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if child.cmdline()[1:2] == ["-m"] and child.cmdline()[2].startswith("stages."):
-                    return child
-        time.sleep(0.02)
+
+    def find():
+        return children_of(process, lambda line: line[1:2] == ["-m"] and "stages." in line[2])
+
+    wait_until(find, lambda: process.poll() is None)
+    return find()[0]
 
 
 def kill_when(process, condition):
     """SIGKILL the stage that dvc runs as soon as `condition` holds; dvc fails with it."""
     driver = driver_of(process)
-    while not condition():
-        assert driver.is_running(), "the stage ended before it could be killed"
-        time.sleep(0.005)
+    wait_until(condition, driver.is_running)
     driver.kill()
     assert process.wait(timeout=60) != 0
 
@@ -172,22 +196,28 @@ def press_ctrl_c(process):
 # Slow work for the pool, driven from a test's own process.
 
 
-def slow_start(folder, settings, seconds, log):
-    """The real work on hidden states, with time to be killed between its two files."""
-    work, write = hidden.start(folder, settings), shards.write
+def slow(work, module, seconds, log):
+    """Real work on shards that says who began which, and takes its time before each write."""
+    write = module.write
 
     def late(*args):
         time.sleep(seconds)
         write(*args)
 
-    shards.write = late  # in the worker's process
+    if seconds:
+        module.write = late  # in the worker's process
 
     def told(shard):
-        with (log / f"{shard.out.parent.name}-{shard.out.name}").open("a") as file:
+        with (log / shard_name(shard)).open("a") as file:
             file.write(f"{os.getpid()}\n")
         return work(shard)
 
     return told
+
+
+def shard_name(shard):
+    place = shard.out if isinstance(shard, hidden.Shard) else shard.out("scores").with_suffix("")
+    return f"{place.parent.parent.name}-{place.parent.name}-{place.name}"
 
 
 def failing_start():
@@ -197,20 +227,33 @@ def failing_start():
     return fail
 
 
-def slow_run(project, log, seconds=0.2, **changes):
-    """Map slow work over the project's shards; the folder it wrote."""
+def slow_hidden(chosen, *how):
+    return slow(hidden.start(Path("data/backbone/scale=tiny"), chosen.hidden), shards, *how)
+
+
+def slow_scores(chosen, *how):
+    layer, limit = Path("data/ttt/scale=tiny/seed=0"), chosen.hidden.max_logits_mb
+    model = Path("data/backbone/scale=tiny")
+    return slow(scores.start(model, layer, chosen.scores, "chunk", limit), tables, *how)
+
+
+def slow_run(stage, log, seconds=0.2, **changes):
+    """Map slow work over the project's shards of `hidden` or `scores`; the folder it wrote."""
     log.mkdir()
-    out = project / "data/.work/slow"
-    todo = hidden.list_shards(Path("data/chunks/scale=tiny"), out)
-    start = partial(
-        slow_start,
-        Path("data/backbone/scale=tiny"),
-        params.parse(tiny.plain_params()).hidden,
-        seconds,
-        log,
-    )
+    chunks, out = Path("data/chunks/scale=tiny"), Path(f"data/.work/{log.name}")
+    raw = tiny.plain_params()
+    raw["scores"]["token_chunks"] = 1000  # so that every shard of scores has two files
+    chosen = params.parse(raw)
+    if stage == "hidden":
+        begin, todo = slow_hidden, hidden.list_shards(chunks, out)
+    else:
+        languages, shuffled = chosen.run.languages, chosen.chunks.shuffled
+        kept = Path("data/hidden/scale=tiny")
+        begin = slow_scores
+        todo = scores.list_shards(chunks, kept, out, languages, shuffled, chosen.scores)
     with tqdm(disable=True) as bar:
-        ray_pool.run(start, todo, settings(**{"workers": 2} | changes), bar)
+        how = settings(**{"workers": 2} | changes)
+        ray_pool.run(partial(begin, chosen, seconds, log), todo, how, bar)
     return out
 
 

@@ -44,6 +44,15 @@ def test_what_a_cluster_cannot_give_is_refused(in_project, two_nodes):
         assert time.perf_counter() - began < 10  # seconds are what is promised here
 
 
+@pytest.mark.parametrize("name", ["hidden", "ttt"])
+def test_a_stage_that_asks_for_too_much_ends_before_any_work(copied, name):
+    set_workers(copied, workers=cores.here().cpus + 1)
+    done = tiny.stage(copied, name, "tiny", *(["0"] if name == "ttt" else []), check=False)
+    assert done.returncode == 1
+    assert f"workers ask for {cores.here().cpus + 1} CPU, 0 GPU; the cluster has" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_dead_address_is_told(in_project):
     with (
         tqdm(disable=True) as bar,
@@ -76,24 +85,44 @@ def test_a_cluster_that_asks_for_a_token(copied, tmp_path, monkeypatch):
 
 
 def test_two_nodes_and_one_is_lost(in_project, tmp_path, two_nodes):
-    log = tmp_path / "log"
+    log, out = tmp_path / "log", in_project / "data/.work/log"
+    half = len(list(in_project.glob("data/chunks/*/*/*.parquet"))) // 2
+    kept = {}
 
     def remove():
-        while len({path.read_text().split("\n")[0] for path in log.glob("*")} - {""}) < 2:
+        while len(list(out.rglob("part-*.safetensors"))) < half:
             time.sleep(0.02)
+        kept.update((path, path.stat().st_mtime_ns) for path in out.rglob("part-*.safetensors"))
         two_nodes.lose_one()
 
     remover = threading.Thread(target=remove, daemon=True)
     remover.start()
     # Half of `auto`'s two workers can go on alone, while the other's successor finds no place.
-    out = slow_run(
-        in_project, log, seconds=0.6, workers="auto", address=two_nodes.address, max_retries=3
-    )
+    slow_run("hidden", log, 0.4, workers="auto", address=two_nodes.address, max_retries=3)
     remover.join(timeout=30)
     assert not remover.is_alive()
     # Somebody began a shard again, so the node had a worker, and lost it in the middle.
     assert any(len(path.read_text().splitlines()) == 2 for path in log.glob("*"))
     assert without_leftovers(out) == wanted_hidden(in_project)
+    assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
+
+
+def test_when_the_last_node_with_room_is_lost_nobody_waits(in_project, tmp_path):
+    """The second node alone has the two cores that the worker asks for."""
+    nodes, log = TwoNodes(tmp_path / "cluster.log", cpus=2), tmp_path / "log"
+    try:
+
+        def remove():
+            while not any(path.read_text() for path in log.glob("*")):
+                time.sleep(0.02)
+            nodes.lose_one()
+
+        threading.Thread(target=remove, daemon=True).start()
+        words = r"1 workers ask for 2 CPU, 0 GPU; the cluster has 1 CPU.*lower ray\.workers"
+        with pytest.raises(UserError, match=words):
+            slow_run("hidden", log, 0.4, workers=1, threads=2, address=nodes.address)
+    finally:
+        nodes.stop()
 
 
 def test_a_wait_for_others_on_the_cluster_is_told(in_project, capsys):
@@ -124,4 +153,6 @@ def test_a_node_without_the_project_folder_says_so(in_project, tmp_path):
         shutil.copy(in_project / "params.yaml", tmp_path)  # as a node with a clone of its own has
         with pytest.raises(UserError, match=r"does not see the project folder"):
             ray_cluster.check_folder(str(tmp_path))
+        with pytest.raises(UserError, match=r"does not see the project folder"):
+            ray_cluster.check_folder("/" + "x" * 300)  # the node may not even look there
     assert not list((in_project / "data/.work").glob(".seen-*"))

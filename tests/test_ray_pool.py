@@ -1,5 +1,6 @@
 """The pool of Ray actors: the same bytes whoever did the work, and nothing lost when one dies."""
 
+import importlib
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ from disturb import (
 )
 from tqdm import tqdm
 
-from ponderttt import files, hidden, params, ray_pool, shards, stage, tables
+from ponderttt import files, hidden, params, ray_pool, shards, tables
 from ponderttt.errors import UserError
 
 pytestmark = pytest.mark.ray
@@ -39,28 +40,49 @@ def test_every_byte_is_the_same_for_any_workers(copied, count, stages):
     assert {name: folder_bytes(copied / "data" / name) for name in before} == before
 
 
-def kill_between_two_files(log, out):
-    """Kill a worker that has written the first of the two files of its second shard."""
+def begun(log):
+    """Who began each shard, by its name, in turn."""
+    return {path.name: path.read_text().split() for path in log.glob("*")}
+
+
+def kill_between_two_files(log, out, pairs):
+    """Kill a worker that has written the first of the two files of its second shard, or a later
+    one; `pairs` are the shards with one file."""
     while True:
-        for base in out.rglob("part-*.parquet"):
-            pid = (log / f"{base.parent.name}-{base.stem}").read_text().split()[0]
-            begun = [path for path in log.glob("*") if path.read_text().split()[:1] == [pid]]
-            if len(begun) == 2 and not base.with_suffix(".safetensors").exists():
+        by_name = begun(log)
+        for name in pairs(out):
+            pid = by_name[name][-1]
+            if sum(pid in pids for pids in by_name.values()) >= 2:
                 os.kill(int(pid), signal.SIGKILL)
                 return
-        time.sleep(0.02)
+        time.sleep(0.005)
 
 
-def test_a_killed_actor_costs_nothing(in_project, tmp_path):
-    log, out = tmp_path / "log", in_project / "data/.work/slow"
-    killer = threading.Thread(target=kill_between_two_files, args=(log, out), daemon=True)
+def halves_of_hidden(out):
+    bases = out.rglob("part-*.parquet")
+    half = [path for path in bases if not path.with_suffix(".safetensors").exists()]
+    return [f"{path.parent.parent.name}-{path.parent.name}-{path.stem}" for path in half]
+
+
+def halves_of_scores(out):
+    tokens = [path.relative_to(out / "tokens") for path in (out / "tokens").rglob("part-*.parquet")]
+    half = [path for path in tokens if not (out / "scores" / path).exists()]
+    return [f"{path.parent.parent.name}-{path.parent.name}-{path.stem}" for path in half]
+
+
+@pytest.mark.parametrize(
+    ("stage", "pairs"), [("hidden", halves_of_hidden), ("scores", halves_of_scores)]
+)
+def test_a_killed_actor_costs_nothing(in_project, tmp_path, stage, pairs):
+    log, out = tmp_path / "log", in_project / "data/.work/log"
+    wanted = folder_bytes(slow_run(stage, tmp_path / "calm", seconds=0, workers=0))
+    killer = threading.Thread(target=kill_between_two_files, args=(log, out, pairs), daemon=True)
     killer.start()
-    slow_run(in_project, log)
+    slow_run(stage, log)
     killer.join(timeout=1)
     assert not killer.is_alive()
-    assert without_leftovers(out) == wanted_hidden(in_project)
-    repeated = [path for path in log.glob("*") if len(path.read_text().split()) > 1]
-    assert len(repeated) == 1
+    assert without_leftovers(out) == wanted
+    assert sorted(map(len, begun(log).values())) == [1] * (len(begun(log)) - 1) + [2]
 
 
 def half_start(folder, settings, log, suffix):
@@ -130,6 +152,22 @@ def test_a_worker_that_always_dies_is_given_up(in_project, tmp_path):
         ),
     ):
         ray_pool.run(suicide, ["one"], settings(workers=1, max_retries=1), bar)
+
+
+def test_workers_that_die_before_they_begin_are_given_up(in_project, monkeypatch):
+    from ray import cloudpickle
+
+    def die(_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(ray_pool._Worker, "here", die)
+    cloudpickle.register_pickle_by_value(ray_pool)
+    try:
+        words = "2 workers died one after the other before they began"
+        with tqdm(disable=True) as bar, pytest.raises(UserError, match=words):
+            ray_pool.run(failing_start, ["one"], settings(workers=1, max_retries=1), bar)
+    finally:
+        cloudpickle.unregister_pickle_by_value(ray_pool)
 
 
 def staying_start():
@@ -219,13 +257,14 @@ def test_a_failure_names_its_chunks(in_project):
         ray_pool.run(break_in, ["one"], settings(workers=1), bar)
 
 
-def test_a_shard_that_nobody_wrote_is_never_published(tmp_path):
-    shard = hidden.Shard(chunks=Path("part-00000.parquet"), out=tmp_path / "part-00000")
-    with pytest.raises(UserError, match=r"1 of 1 shards are not there.*part-00000"):
-        stage.check_all_done(tmp_path, [shard])
-    shard.hidden.touch()
-    shard.base.touch()
-    stage.check_all_done(tmp_path, [shard])
+@pytest.mark.parametrize("name", ["hidden", "scores"])
+def test_a_shard_that_nobody_wrote_is_never_published(in_project, monkeypatch, name):
+    shutil.rmtree(f"data/{name}")
+    script, seed = importlib.import_module(f"stages.{name}"), ["0"] if name == "scores" else []
+    monkeypatch.setattr(ray_pool, "run", lambda *_: None)
+    with pytest.raises(UserError, match=r"(\d+) of \1 shards are not there.*part-00000"):
+        script.make(params.load(), "tiny", *seed)
+    assert not Path(f"data/{name}").exists()
 
 
 def telling_start():
@@ -251,4 +290,5 @@ def test_people_see_one_bar_and_ray_only_if_they_ask(copied, verbose):
     lines = [line.strip() for line in told.replace("\r", "\n").splitlines() if line.strip()]
     assert any(" 144/144 " in line and "tok_s=" in line for line in lines)
     assert ("Started a local Ray instance" in told) == verbose
-    assert verbose or all(line.startswith("hidden: ") for line in lines)
+    ours = ("hidden: ", "ray: 2 workers ask for")  # the latter where workers start slowly
+    assert verbose or all(line.startswith(ours) for line in lines)

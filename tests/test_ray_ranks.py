@@ -1,16 +1,23 @@
 """Ranks that train together: the losses of one, whoever dies."""
 
-import contextlib
 import shutil
-import subprocess
 import sys
-import time
 from functools import partial
 
-import psutil
 import pytest
 import tiny
-from disturb import STEPS, checkpointed, press_ctrl_c, set_workers, settings, some_finished, trained
+from disturb import (
+    STEPS,
+    checkpointed,
+    children_of,
+    press_ctrl_c,
+    set_workers,
+    settings,
+    some_finished,
+    started,
+    trained,
+    wait_until,
+)
 
 from ponderttt import ray_cluster, ray_ranks, shards
 from ponderttt.errors import UserError
@@ -18,26 +25,18 @@ from ponderttt.errors import UserError
 pytestmark = pytest.mark.ray
 
 
-def ranks_of(process):
-    """The processes that train, among those that `process` started."""
-    found = []
-    for child in psutil.Process(process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if "RayTrainWorker" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
-
-
 def train_disturbed(project, disturb):
     """Train, disturbed after the first checkpoint; exit code and messages."""
-    with (project / "errors.txt").open("w") as errors:
-        command = [sys.executable, "-m", "stages.ttt", "tiny", "0"]
-        process = subprocess.Popen(command, cwd=project, env=tiny.environment(), stderr=errors)
-        while not some_finished(project, "ttt", "checkpoint.safetensors", 1):
-            assert process.poll() is None
-            time.sleep(0.01)
-        disturb(process)
-        code = process.wait(timeout=300)
+    with (
+        (project / "errors.txt").open("w") as errors,
+        started(sys.executable, "-m", "stages.ttt", "tiny", "0", cwd=project, stderr=errors) as run,
+    ):
+        wait_until(
+            lambda: some_finished(project, "ttt", "checkpoint.safetensors", 1),
+            lambda: run.poll() is None,
+        )
+        disturb(run)
+        code = run.wait(timeout=300)
     return code, (project / "errors.txt").read_text()
 
 
@@ -64,8 +63,20 @@ def test_training_goes_on_with_the_node_that_is_left(copied, two_nodes, undistur
     assert abs(trained(copied).losses - undisturbed(1).losses).max() <= 1e-4
 
 
+def test_a_fixed_number_of_ranks_that_fits_no_more_ends_the_stage(copied, two_nodes):
+    set_workers(copied, workers=2, address=two_nodes.address, steps=STEPS)
+    shutil.rmtree(copied / "data/ttt")
+    code, told = train_disturbed(copied, lambda _: two_nodes.lose_one())
+    assert code == 1
+    assert "2 workers ask for 2 CPU, 0 GPU; the cluster has 1 CPU" in told
+    assert "Traceback" not in told
+    assert checkpointed(copied)
+
+
 def kill_a_rank(process):
-    ranks_of(process)[-1].kill()
+    ranks = children_of(process, lambda line: "RayTrainWorker" in " ".join(line))
+    assert len(ranks) == 2
+    ranks[-1].kill()
 
 
 @pytest.mark.parametrize("disturb", [kill_a_rank, press_ctrl_c])
@@ -94,6 +105,13 @@ def test_disturbed_training_goes_on_from_its_checkpoint_to_the_same_bits(
     assert trained(copied).layer == undisturbed(2).layer
 
 
+def waits_for_places():
+    """Whether Ray Train has asked for the places of its ranks, and has not got them."""
+    from ray.util import placement_group_table
+
+    return any(group["state"] == "PENDING" for group in placement_group_table().values())
+
+
 def test_ctrl_c_ends_a_wait_for_places(in_project, two_nodes):
     import ray
 
@@ -104,17 +122,17 @@ def test_ctrl_c_ends_a_wait_for_places(in_project, two_nodes):
     set_workers(in_project, workers=2, address=two_nodes.address)
     shutil.rmtree(in_project / "data/ttt")
     holder = ray_cluster.cluster(settings(workers=1, address=two_nodes.address))
-    with (in_project / "errors.txt").open("w") as errors, holder:
+    errors = in_project / "errors.txt"
+    with errors.open("w") as file, holder:
         others = [ray.remote(num_cpus=1)(Other).remote() for _ in range(2)]
         ray.get([other.here.remote() for other in others])
-        command = [sys.executable, "-m", "stages.ttt", "tiny", "0"]
-        process = subprocess.Popen(command, env=tiny.environment(), stderr=errors)
-        while "held by other work" not in (in_project / "errors.txt").read_text():
-            assert process.poll() is None
-            time.sleep(0.1)
-        time.sleep(5)  # so that Ray Train waits as well
-        press_ctrl_c(process)
-        assert process.wait(timeout=20) == 1  # Ray Train would wait for a minute
+        with started(sys.executable, "-m", "stages.ttt", "tiny", "0", stderr=file) as process:
+            wait_until(
+                lambda: "held by other work" in errors.read_text() and waits_for_places(),
+                lambda: process.poll() is None,
+            )
+            press_ctrl_c(process)
+            assert process.wait(timeout=20) == 1  # Ray Train would wait for a minute
     told = (in_project / "errors.txt").read_text()
     assert "interrupted; finished shards are kept" in told
     assert "Traceback" not in told

@@ -103,7 +103,7 @@ def plain_params() -> dict[str, Any]:
     raw["run"] = {"scales": ["tiny"], "seeds": [0], "languages": ["python", "javascript"]}
     raw["scales"] = {"tiny": {"source": "hub", "name": "models/tiny"}}
     raw["corpus"] |= {"source": "folder", "folder": "sources", "min_letters": 0.2}
-    raw["chunks"] |= {"length": 96, "min_tokens": 17, "shard": 16}
+    raw["chunks"] |= {"length": 96, "min_tokens": 17, "shard": 8}
     raw["ttt"] |= {"checkpoint_steps": 2, "positions": 32}
     raw["scores"] |= {"token_chunks": 3}
     raw["metrics"] |= {"resamples": 50}
@@ -132,7 +132,9 @@ def environment() -> dict[str, str]:
     return os.environ | {"PATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def run(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *command: str, check: bool = True, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """A command in the project folder, with its output as text.
 
     It goes through files: a process that outlives the command may hold a pipe open for ever.
@@ -147,6 +149,7 @@ def run(folder: Path, *command: str, check: bool = True) -> subprocess.Completed
             text=True,
             check=False,
             timeout=600,
+            **options,
         )
         for file in (out, err):
             file.seek(0)
@@ -157,7 +160,7 @@ def run(folder: Path, *command: str, check: bool = True) -> subprocess.Completed
 
 
 def stage(
-    folder: Path, name: str, *args: str, check: bool = True
+    folder: Path, name: str, *args: str, check: bool = True, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """One stage script, without dvc."""
-    return run(folder, sys.executable, "-m", f"stages.{name}", *args, check=check)
+    return run(folder, sys.executable, "-m", f"stages.{name}", *args, check=check, **options)
