@@ -40,7 +40,8 @@ class Split:
 def here() -> Node:
     """This machine, or the share of it that this process may use."""
     cores = min(len(os.sched_getaffinity(0)), quota(CGROUP))
-    return Node(max(1, int(cores)), torch.cuda.device_count())
+    # torch counts the cards of a driver that is too old for it, too.
+    return Node(max(1, int(cores)), torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
 def quota(cgroup: Path) -> float:

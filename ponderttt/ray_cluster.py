@@ -1,4 +1,4 @@
-"""Ray, started here or joined: what it offers, whether that is enough, who sees the folder.
+"""Ray, started here or joined: what it offers, whether that is enough, whether nodes can work.
 
 Only the ray_*.py files know Ray; a dead worker or node is the machine's fault and is retried, an
 exception of our own is not.
@@ -9,19 +9,24 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ponderttt.cores import Node, Split, asked, check_room, here, room, split_cores
+from ponderttt.cores import Node, Split, asked, check_room, here, room, split_cores, without_ray
 from ponderttt.errors import UserError
+from ponderttt.files import told
 from ponderttt.params import Ray
 
 PROBE_SECONDS = 5.0
-ANSWER_SECONDS = 60.0  # a node may have to start a process, from a slow disk
+ANSWER_SECONDS = 120.0  # a node may have to start a process and load torch, from a slow disk
+SIGN = "PONDERTTT_SIGN"  # where workers are told of a file that was just written here
+BLIND = (
+    "does not see the project folder {}; put it on storage that every node mounts at the same path"
+)
 
 
 @contextmanager
@@ -29,35 +34,65 @@ def cluster(params: Ray) -> Iterator[Split]:
     """Ray, started here or joined; fails at once if it cannot give what will be asked for."""
     import ray
 
-    context = _connect(params)
-    try:
-        if context.dashboard_url:
-            print(f"Ray dashboard: {context.dashboard_url}", file=sys.stderr)
-        split = split_now(params)
-        check_room(nodes(), split)
-        if params.address:
-            check_folder(str(Path.cwd()))
-        yield split
-    finally:
-        ray.shutdown()
+    with _sign(params) as sign:
+        context = _connect(params, sign)
+        try:
+            if context.dashboard_url:
+                print(f"Ray dashboard: {context.dashboard_url}", file=sys.stderr)
+            split = split_now(params)
+            check_room(nodes(), split)
+            _tell_of_idle_gpus(params, split)
+            if sign:
+                check_nodes(sign, split)
+            yield split
+        finally:
+            ray.shutdown()
 
 
-def _connect(params: Ray) -> Any:
-    import ray
-
+def foresee(params: Ray) -> None:
+    """What can be told without Ray, a stage tells before it reads anything."""
+    if without_ray(params):
+        return
     if params.address:
         probe(params.address)
-        place: dict[str, Any] = {"address": params.address}
     else:
         check_room([here()], split_cores(params))
+
+
+@contextmanager
+def _sign(params: Ray) -> Iterator[Path | None]:
+    """A file that workers on other nodes must see: a copy of the project is not the project."""
+    if not params.address:
+        yield None
+        return
+    sign = Path.cwd() / f"data/.work/.sign.{secrets.token_hex(8)}.tmp"
+    with told(sign):
+        sign.parent.mkdir(parents=True, exist_ok=True)
+        sign.touch()
+    try:
+        yield sign
+    finally:
+        sign.unlink(missing_ok=True)
+
+
+def _connect(params: Ray, sign: Path | None) -> Any:
+    import ray
+
+    foresee(params)
+    if params.address:
+        place: dict[str, Any] = {"address": params.address}
+    else:
         cpus, gpus = here()
         place = {"address": "local", "num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False}
+    mine = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(Path.cwd()), *([mine] if mine else [])])
+    variables = {"PYTHONPATH": path, "POLARS_MAX_THREADS": "1", SIGN: str(sign or "")}
     try:
         return ray.init(
             **place,
             logging_level=logging.INFO if params.verbose else logging.ERROR,
             log_to_driver=params.verbose,
-            runtime_env={"env_vars": {"PYTHONPATH": str(Path.cwd()), "POLARS_MAX_THREADS": "1"}},
+            runtime_env={"env_vars": variables},
         )
     except (ConnectionError, RuntimeError, ray.exceptions.AuthenticationError) as error:
         if not params.address:
@@ -96,53 +131,69 @@ def nodes() -> list[Node]:
     return [Node(offer.get("CPU", 0), offer.get("GPU", 0)) for offer in offers]
 
 
-def check_folder(root: str) -> None:
-    """Ask every node for a file just written here: a copy of the project is not the project."""
-    sign = Path("data/.work", f".seen-{secrets.token_hex(8)}")
-    sign.parent.mkdir(parents=True, exist_ok=True)
-    sign.touch()
-    try:
-        blind = _blind_nodes(Path(root, sign))
-    finally:
-        sign.unlink()
-    if blind:
-        raise UserError(
-            f"ray: node {', '.join(blind)} does not see the project folder {root}; "
-            "put it on storage that every node mounts at the same path"
-        )
+def check_nodes(sign: Path, split: Split) -> None:
+    """Ask every node whether it sees the folder, can load the project, and can use its GPUs."""
+    blind = BLIND.format(Path.cwd())
+
+    # Both travel by value, as they are no names of a module: the project may be out of sight.
+    def see(_cards: float) -> str:
+        try:
+            return "" if sign.exists() else blind
+        except OSError:  # it may not even look there
+            return blind
+
+    def load(cards: float) -> str:
+        import torch
+
+        import ponderttt.scores
+
+        assert ponderttt.scores
+        if split.gpus and cards and not torch.cuda.is_available():
+            return (
+                f"has a GPU that its torch ({torch.__version__}) cannot use; install the build "
+                "for its driver, or start that node with `ray start --num-gpus=0`"
+            )
+        return ""
+
+    _ask(see)
+    _ask(load)
 
 
-def _blind_nodes(sign: Path) -> list[str]:
-    """The living nodes that do not see a file, or do not answer."""
+def _ask(question: Callable[[float], str]) -> None:
+    """Put a question to every living node, with its number of GPUs; any complaint is an error."""
     import ray
 
-    def look() -> bool:  # travels by value, as it is no name of a module
-        try:
-            return sign.exists()
-        except OSError:  # it may not even look there
-            return False
-
-    ask: Any = ray.remote(num_cpus=0)(look)
-    hosts = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"]}
+    task: Any = ray.remote(num_cpus=0)(question)
     answers = {
-        ask.options(scheduling_strategy=only_on(node)).remote(): host
-        for node, host in hosts.items()
+        task.options(scheduling_strategy=only_on(node["NodeID"])).remote(
+            node["Resources"].get("GPU", 0)
+        ): node["NodeManagerHostname"]
+        for node in ray.nodes()
+        if node["Alive"]
     }
     found, late = ray.wait(list(answers), num_returns=len(answers), timeout=ANSWER_SECONDS)
-    blind = [answers[answer] for answer in found if not _sees(answer)]
-    return blind + [f"{answers[x]} (no answer in {ANSWER_SECONDS:g} seconds)" for x in late]
+    complaints: dict[str, list[str]] = {}
+    for answer in found:
+        complaints.setdefault(_complaint(answer), []).append(answers[answer])
+    for answer in late:
+        words = f"gave no answer in {ANSWER_SECONDS:g} seconds; see `ray status`"
+        complaints.setdefault(words, []).append(answers[answer])
+    complaints.pop("", None)
+    if complaints:
+        lines = [f"ray: node {', '.join(hosts)} {words}" for words, hosts in complaints.items()]
+        raise UserError("\n".join(lines))
 
 
-def _sees(answer: Any) -> bool:
+def _complaint(answer: Any) -> str:
     """What a node says; one that has just gone is no hindrance, as it will get no work either."""
     import ray
 
     try:
-        return bool(ray.get(answer))
+        return str(ray.get(answer))
     except (ray.exceptions.RayTaskError, ray.exceptions.RuntimeEnvSetupError) as error:
-        raise UserError(f"ray: a node cannot run the project's Python: {error}") from None
+        return f"cannot run the project's Python: {error}"
     except ray.exceptions.RayError:
-        return True
+        return ""
 
 
 def only_on(node: str) -> Any:
@@ -170,10 +221,34 @@ def tell_of_wait(split: Split, *, waited: bool = False) -> None:
         )
 
 
-def enter(root: str, threads: int) -> None:
-    """Make a worker's process like the driver's."""
+def _tell_of_idle_gpus(params: Ray, split: Split) -> None:
+    used, there = split.workers * split.gpus, sum(node.gpus for node in nodes())
+    if params.workers == "auto" and used < there:
+        print(
+            f"ray: {used:g} of {there:g} GPUs will be used, as each worker takes {split.gpus:g} "
+            f"GPU and {split.threads} CPU (ray.threads) of one node",
+            file=sys.stderr,
+        )
+
+
+def enter(root: str, split: Split) -> None:
+    """Make a worker's process like the driver's, on a node that may have joined since.
+
+    Ray's word decides where it computes: what torch finds by itself may be another's GPU, and a
+    CPU that stands in for a GPU would mix two precisions.
+    """
+    sign = os.environ.get(SIGN)
+    if sign and not Path(sign).exists():
+        raise UserError(f"ray: node {socket.gethostname()} {BLIND.format(root)}")
     os.chdir(root)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(split.threads)
+    if not split.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif not torch.cuda.is_available():
+        raise UserError(
+            f"ray: node {socket.gethostname()} gave a worker a GPU that its torch "
+            f"({torch.__version__}) cannot use; install the build for its driver"
+        )
 
 
 def gave_up(what: str, error: Exception) -> str:

@@ -3,6 +3,7 @@
 Whoever does a shard writes it whole or not at all, so results do not depend on who did what.
 """
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -51,8 +52,8 @@ class _Worker:
     """What lives in an actor. It loads with its first shard, so that an exception of our own
     comes back as one, and a dead actor always means a dead machine."""
 
-    def __init__(self, start: Callable[[], Work[Any]], root: str, threads: int) -> None:
-        self._begin = (start, root, threads)
+    def __init__(self, start: Callable[[], Work[Any]], root: str, split: Split) -> None:
+        self._begin = (start, root, split)
         self._work: Work[Any] | None = None
 
     def here(self) -> None:
@@ -61,8 +62,8 @@ class _Worker:
     def run(self, shard: Any) -> Done:
         try:
             if self._work is None:
-                start, root, threads = self._begin
-                enter(root, threads)
+                start, root, split = self._begin
+                enter(root, split)
                 self._work = start()
             return self._work(shard)
         except UserError:
@@ -118,15 +119,20 @@ class _Pool:
 
     def _meet(self, answer: Any) -> None:
         import ray
+        from ray.exceptions import RayTaskError
 
         actor, deaths = self._coming.pop(answer)
         try:
             ray.get(answer)
         except ray.exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", isinstance(error, RayTaskError)):
+                raise UserError(f"ray: a worker could not be made: {error}") from None
+            words = f"{deaths + 1} workers died one after the other before they began"
             if deaths < self._params.max_retries:
                 self._hire(deaths + 1)
-            elif not (self._coming or self._jobs or self._idle):  # else the others go on
-                words = f"{deaths + 1} workers died one after the other before they began"
+            elif self._coming or self._jobs or self._idle:
+                print(f"ray: {words}; going on without them", file=sys.stderr)
+            else:
                 raise UserError(gave_up(words, error)) from None
         else:
             self._idle.append(actor)
@@ -159,7 +165,7 @@ class _Pool:
         import ray
 
         make: Any = ray.remote(num_cpus=self._split.threads, num_gpus=self._split.gpus)(_Worker)
-        actor = make.remote(self._start, str(Path.cwd()), self._split.threads)
+        actor = make.remote(self._start, str(Path.cwd()), self._split)
         self._coming[actor.here.remote()] = (actor, deaths)
 
     def _give(self, actor: Any) -> None:

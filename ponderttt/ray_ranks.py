@@ -28,22 +28,31 @@ from ponderttt.ray_cluster import (
 )
 
 POLL_SECONDS = 0.5
+PEER_SECONDS = 600  # for ranks to meet, and for the slowest to have loaded its model
 
 
 def train(
-    fit: Callable[[Rank, Tell], None], name: str, params: Ray, tell: Tell, share: int
+    fit: Callable[[Rank, Tell], None],
+    check: Callable[[], object],
+    name: str,
+    params: Ray,
+    tell: Tell,
+    share: int,
 ) -> None:
     """Run a training function on every rank; it resumes from its own checkpoint when repeated.
 
-    A step has `share` parts, so that no more ranks than that have work.
+    `check` looks at what the ranks will read, once for all of them; it may take minutes, so that
+    what cannot be had is told before it. A step has `share` parts: no more ranks have work.
     """
     if alone := without_ray(params):
         torch.set_num_threads(alone.threads)
+        check()
         fit(Rank(), tell)
         return
     # Else every report of a rank waits for a slow clock.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
     with cluster(params) as first, _heard(tell) as mailbox:
+        check()
         for tries in range(params.max_retries + 1):
             # A node may have gone with the last attempt: `auto` goes on with who is left.
             split = for_training(split_now(params) if tries else first, share)
@@ -105,9 +114,9 @@ def _trainer(
     fit: Callable[[Rank, Tell], None], name: str, split: Split, mailbox: Any, storage: Path
 ) -> Any:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
+    from ray.train.torch import TorchConfig, TorchTrainer
 
-    config = {"fit": fit, "root": str(Path.cwd()), "threads": split.threads, "mailbox": mailbox}
+    config = {"fit": fit, "root": str(Path.cwd()), "split": split, "mailbox": mailbox}
     share = {"CPU": float(split.threads)} | ({"GPU": split.gpus} if split.gpus else {})
     # Ray's own retries have no end by default, and would wait in silence for a lost node.
     limits: dict[str, Any] = {
@@ -118,6 +127,7 @@ def _trainer(
     return TorchTrainer(
         _rank_main,
         train_loop_config=config,
+        torch_config=TorchConfig(timeout_s=PEER_SECONDS),
         scaling_config=ScalingConfig(
             num_workers=split.workers, use_gpu=split.gpus > 0, resources_per_worker=share
         ),
@@ -131,7 +141,6 @@ def _rank_main(config: dict[str, Any]) -> None:
     """What Ray Train runs on every rank; an exception of ours leaves with its whole traceback."""
     from ray import train as ray_train
 
-    enter(config["root"], config["threads"])
     context = ray_train.get_context()
     index, mailbox = context.get_world_rank(), config["mailbox"]
 
@@ -140,6 +149,7 @@ def _rank_main(config: dict[str, Any]) -> None:
             mailbox.put.remote(step, row)
 
     try:
+        enter(config["root"], config["split"])
         config["fit"](Rank(index=index, world=context.get_world_size(), reduce=_sum), tell)
     except (UserError, PeerError):
         raise

@@ -45,9 +45,11 @@ class TrainSet:
         if not paths:
             raise UserError(f"{chunks}: holds no chunks; run `dvc repro chunks`")
         parts = [tables.read(path, tables.CHUNKS) for path in paths]
-        self.rows = pa.concat_tables(parts)
-        self.tokens, self.counts = to_tensors(self.rows)
-        self.ids: list[str] = self.rows["chunk_id"].to_pylist()
+        rows = pa.concat_tables(parts)
+        tokens, self.counts = to_tensors(rows)
+        self.tokens = tokens.int()  # every rank holds all of them
+        self.ids: list[str] = rows["chunk_id"].to_pylist()
+        self.documents: list[str] = rows["doc_id"].to_pylist()
         states = [hidden / f"{path.stem}.safetensors" for path in paths]
         if verify:
             check_hashes(states)
@@ -66,16 +68,15 @@ class TrainSet:
         index = torch.tensor(rows)
         return Batch(
             hidden=torch.stack(states).float().to(device),
-            tokens=self.tokens[index].to(device),
+            tokens=self.tokens[index].long().to(device),
             counts=self.counts[index].to(device),
         )
 
     def sequences(self, length: int) -> list[list[int]]:
         """Rows in runs of up to `length` consecutive chunks of one document."""
         runs: list[list[int]] = []
-        documents = self.rows["doc_id"].to_pylist()
-        for row, document in enumerate(documents):
-            if runs and len(runs[-1]) < length and documents[runs[-1][-1]] == document:
+        for row, document in enumerate(self.documents):
+            if runs and len(runs[-1]) < length and self.documents[runs[-1][-1]] == document:
                 runs[-1].append(row)
             else:
                 runs.append([row])

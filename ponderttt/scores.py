@@ -79,7 +79,8 @@ class Scorer:
         kept = token_table(rows, tokens, self.params.token_chunks, self.tokenizer)
         if len(kept):
             tables.write(shard.out("tokens"), kept, tables.TOKENS)
-        tables.write(shard.out("scores"), scores, tables.SCORES)
+        made_by = {"device": self.backbone.device.type}
+        tables.write(shard.out("scores"), scores, tables.SCORES, made_by)
 
     def _columns(self, shard: Shard, rows: pa.Table) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Per-chunk columns [n] in float64, and per-token losses [n, T - 1] of each arm."""
@@ -133,11 +134,21 @@ class Scorer:
         return columns, nll, scored.state
 
 
+def made_on(finished: Sequence[Shard]) -> str:
+    """The kind of device that an earlier run made scores on; empty if it finished none."""
+    return str(tables.notes(finished[0].out("scores"))["device"]) if finished else ""
+
+
 def start(
-    model: Path, layer: Path, params: Scores, state: str, max_logits_mb: int
+    model: Path, layer: Path, params: Scores, state: str, max_logits_mb: int, earlier: str = ""
 ) -> Callable[[Shard], Done]:
-    """Load backbone and layer once and give the function that a worker maps over shards."""
-    backbone = backbones.load(model, backbones.best_device())
+    """Load backbone and layer once and give the function that a worker maps over shards.
+
+    `earlier` is the kind of device of the scores that are there: no table mixes two precisions.
+    """
+    device = backbones.best_device()
+    backbones.check_device("scores", device, earlier)
+    backbone = backbones.load(model, device)
     scorer = Scorer(
         backbone=backbone,
         layer=layers.load(layer, backbone.card["weights"]).to(backbone.device),

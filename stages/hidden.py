@@ -4,12 +4,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ponderttt import files, hidden, ray_pool, stage, tables
+from ponderttt import files, hidden, ray_cluster, ray_pool, stage, tables
 from ponderttt.backbone import CARD
 
 
 def make(view: Any, scale: str) -> None:
     """Hidden states and base losses of every chunk of one scale; the backbone runs once."""
+    ray_cluster.foresee(view.ray)
     chunks, model = Path(f"data/chunks/scale={scale}"), Path(f"data/backbone/scale={scale}")
     key = [scale, stage.plain(view.hidden), files.folder_hash(chunks), files.sha256(model / CARD)]
     work = stage.work_folder(f"hidden@{scale}", key)

@@ -4,12 +4,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ponderttt import files, layers, ray_pool, scores, shards, stage, tables
+from ponderttt import files, layers, ray_cluster, ray_pool, scores, shards, stage, tables
 from ponderttt.backbone import CARD
 
 
 def make(view: Any, scale: str, seed: str) -> None:
     """One row per chunk with the losses of all arms and all signals."""
+    ray_cluster.foresee(view.ray)
     folders = {n: Path(f"data/{n}/scale={scale}") for n in ("backbone", "chunks", "hidden")}
     layer = Path(f"data/ttt/scale={scale}/seed={seed}")
     key = [
@@ -33,6 +34,7 @@ def make(view: Any, scale: str, seed: str) -> None:
         view.scores,
     )
     todo = [shard for shard in everything if not shard.done]
+    earlier = scores.made_on([shard for shard in everything if shard.done])
     counts = {shard: tables.count(shard.chunks) for shard in everything}
     begin = partial(
         scores.start,
@@ -41,6 +43,7 @@ def make(view: Any, scale: str, seed: str) -> None:
         view.scores,
         view.ttt.state,
         view.hidden.max_logits_mb,
+        earlier,
     )
     with stage.progress("scores", sum(counts.values()), sum(counts[s] for s in todo)) as bar:
         ray_pool.run(begin, todo, view.ray, bar)

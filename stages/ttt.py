@@ -6,13 +6,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ponderttt import checkpoints, files, ray_ranks, shards, stage
+from ponderttt import checkpoints, files, ray_cluster, ray_ranks, shards, stage
 from ponderttt.backbone import CARD
 from ponderttt.train import Job, sequences_per_step
 
 
 def make(view: Any, scale: str, seed: str) -> None:
     """A TTT layer trained on the training set of one scale, from one seed."""
+    ray_cluster.foresee(view.ray)
     model = Path(f"data/backbone/scale={scale}") / CARD
     card = files.read_json(model)
     key = [scale, seed, stage.plain(view.ttt), stage.plain(view.size), files.sha256(model)]
@@ -27,11 +28,11 @@ def make(view: Any, scale: str, seed: str) -> None:
         max_logits_mb=view.hidden.max_logits_mb,
         work=work,
     )
-    job.data(card["weights"])  # a damaged shard is told before any process is started
+    check = partial(job.data, card["weights"])  # a damaged shard is told before any rank starts
     done, share = checkpoints.steps_done(work), sequences_per_step(view.ttt, view.size)
     with tqdm(total=view.size.steps, initial=done, desc="ttt", unit="step") as bar:
         tell = partial(_show, bar)
-        ray_ranks.train(job.fit, work.name, view.ray, tell, share)
+        ray_ranks.train(job.fit, check, work.name, view.ray, tell, share)
     job.finish(card)
     stage.publish(work, made=Path(f"data/ttt/scale={scale}/seed={seed}"))
 

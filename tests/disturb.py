@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -30,12 +31,32 @@ def settings(**changes):
 
 
 def wait_until(condition, alive=lambda: True, seconds=300.0):
-    """Look often; `alive` says whether it can still come to pass."""
+    """Look often; `alive` says whether it can still come to pass. What the condition found."""
     end = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert alive(), "it ended too early"
         assert time.monotonic() < end, "it took too long"
         time.sleep(0.005)
+    return found
+
+
+@contextlib.contextmanager
+def meanwhile(action):
+    """Do something in a thread beside the block; it must have come to its end by the block's."""
+    failures = []
+
+    def run():
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001 - told when the block ends
+            failures.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+    assert not failures, failures
 
 
 @contextlib.contextmanager
@@ -70,11 +91,11 @@ def without_leftovers(folder):
 class TwoNodes:
     """`two_nodes.py`, driven through its standard input."""
 
-    def __init__(self, log, cpus=1, **environment):
+    def __init__(self, log, cpus=1, gpus=0, **environment):
         script = Path(__file__).with_name("two_nodes.py")
         self._log = log.open("w")
         self._process = subprocess.Popen(
-            [sys.executable, str(script), str(cpus)],
+            [sys.executable, str(script), str(cpus), str(gpus)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -93,11 +114,25 @@ class TwoNodes:
     def stop(self):
         try:
             self._process.stdin.close()
-            self._process.wait(timeout=60)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it is killed next
+                self._process.wait(timeout=60)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._log.close()
+
+
+def hold_cpus(count):
+    """Take so many CPUs of the cluster that this process has joined, as others' work does."""
+    import ray
+
+    class Other:
+        def here(self):
+            pass
+
+    others = [ray.remote(num_cpus=1)(Other).remote() for _ in range(count)]
+    ray.get([other.here.remote() for other in others])
+    return others
 
 
 def repro(project, name):
@@ -124,8 +159,7 @@ def driver_of(process):
     def find():
         return children_of(process, lambda line: line[1:2] == ["-m"] and "stages." in line[2])
 
-    wait_until(find, lambda: process.poll() is None)
-    return find()[0]
+    return wait_until(find, lambda: process.poll() is None)[0]
 
 
 def kill_when(process, condition):
@@ -216,8 +250,12 @@ def slow(work, module, seconds, log):
 
 
 def shard_name(shard):
-    place = shard.out if isinstance(shard, hidden.Shard) else shard.out("scores").with_suffix("")
-    return f"{place.parent.parent.name}-{place.parent.name}-{place.name}"
+    return place_name(shard.out if isinstance(shard, hidden.Shard) else shard.out("scores"))
+
+
+def place_name(path):
+    """A file of a shard as one name, without its ending."""
+    return f"{path.parent.parent.name}-{path.parent.name}-{path.stem}"
 
 
 def failing_start():

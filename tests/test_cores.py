@@ -22,6 +22,15 @@ def test_cores_are_split_as_told():
     assert max(1, trial.workers) * trial.threads == count
 
 
+@pytest.mark.parametrize(
+    ("speed", "fastest"),
+    [({1: 80, 2: 120, 4: 100}, 2), ({1: 109, 2: 90, 4: 100}, 4), ({1: 111, 2: 90, 4: 100}, 1)],
+)
+def test_the_trial_takes_the_fastest_split_that_pays_for_ray(monkeypatch, speed, fastest):
+    monkeypatch.setattr(cores, "rate", lambda threads, _: speed[threads])
+    assert cores.fastest_threads.__wrapped__(4) == fastest
+
+
 def test_a_containers_limit_counts(tmp_path):
     assert cores.quota(tmp_path) == math.inf
     (tmp_path / "cpu").mkdir()

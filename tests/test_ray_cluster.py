@@ -1,17 +1,24 @@
 """A cluster: what it must offer, who may join it, and what happens when it loses a node."""
 
+import os
 import shutil
-import threading
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import tiny
+import torch
 from disturb import (
     TwoNodes,
     failing_start,
+    hold_cpus,
+    meanwhile,
     set_workers,
     settings,
     slow_run,
+    wait_until,
     wanted_hidden,
     without_leftovers,
 )
@@ -46,7 +53,10 @@ def test_what_a_cluster_cannot_give_is_refused(in_project, two_nodes):
 
 @pytest.mark.parametrize("name", ["hidden", "ttt"])
 def test_a_stage_that_asks_for_too_much_ends_before_any_work(copied, name):
+    """Even before `ttt` reads its hidden states, which would show that one is damaged."""
     set_workers(copied, workers=cores.here().cpus + 1)
+    shard = next(copied.glob("data/hidden/*/set=train/*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     done = tiny.stage(copied, name, "tiny", *(["0"] if name == "ttt" else []), check=False)
     assert done.returncode == 1
     assert f"workers ask for {cores.here().cpus + 1} CPU, 0 GPU; the cluster has" in done.stderr
@@ -89,20 +99,19 @@ def test_two_nodes_and_one_is_lost(in_project, tmp_path, two_nodes):
     half = len(list(in_project.glob("data/chunks/*/*/*.parquet"))) // 2
     kept = {}
 
+    def both_at_work():
+        pids = {pid for path in log.glob("*") for pid in path.read_text().split()}
+        return len(pids) == 2 and len(list(out.rglob("part-*.safetensors"))) >= half
+
     def remove():
-        while len(list(out.rglob("part-*.safetensors"))) < half:
-            time.sleep(0.02)
+        wait_until(both_at_work)
         kept.update((path, path.stat().st_mtime_ns) for path in out.rglob("part-*.safetensors"))
         two_nodes.lose_one()
 
-    remover = threading.Thread(target=remove, daemon=True)
-    remover.start()
     # Half of `auto`'s two workers can go on alone, while the other's successor finds no place.
-    slow_run("hidden", log, 0.4, workers="auto", address=two_nodes.address, max_retries=3)
-    remover.join(timeout=30)
-    assert not remover.is_alive()
-    # Somebody began a shard again, so the node had a worker, and lost it in the middle.
-    assert any(len(path.read_text().splitlines()) == 2 for path in log.glob("*"))
+    with meanwhile(remove):
+        slow_run("hidden", log, 0.4, workers="auto", address=two_nodes.address, max_retries=3)
+    assert 0 < len(kept) < 2 * half
     assert without_leftovers(out) == wanted_hidden(in_project)
     assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
 
@@ -113,13 +122,11 @@ def test_when_the_last_node_with_room_is_lost_nobody_waits(in_project, tmp_path)
     try:
 
         def remove():
-            while not any(path.read_text() for path in log.glob("*")):
-                time.sleep(0.02)
+            wait_until(lambda: any(path.read_text() for path in log.glob("*")))
             nodes.lose_one()
 
-        threading.Thread(target=remove, daemon=True).start()
         words = r"1 workers ask for 2 CPU, 0 GPU; the cluster has 1 CPU.*lower ray\.workers"
-        with pytest.raises(UserError, match=words):
+        with meanwhile(remove), pytest.raises(UserError, match=words):
             slow_run("hidden", log, 0.4, workers=1, threads=2, address=nodes.address)
     finally:
         nodes.stop()
@@ -128,31 +135,96 @@ def test_when_the_last_node_with_room_is_lost_nobody_waits(in_project, tmp_path)
 def test_a_wait_for_others_on_the_cluster_is_told(in_project, capsys):
     import ray
 
-    class Other:
-        def here(self):
-            pass
-
     with ray_cluster.cluster(settings(workers=2)) as split:
         ray_cluster.tell_of_wait(split)
         assert "held by other work" not in capsys.readouterr().err
-        other = ray.remote(num_cpus=1)(Other).remote()
-        ray.get(other.here.remote())
-        while ray.available_resources()["CPU"] == cores.here().cpus:
-            time.sleep(0.05)
+        others = hold_cpus(1)
+        wait_until(lambda: ray.available_resources()["CPU"] < cores.here().cpus)
         ray_cluster.tell_of_wait(cores.Split(workers=int(cores.here().cpus), threads=1, gpus=0))
         told = capsys.readouterr().err
+        assert len(others) == 1  # held to here
     assert f"ask for {cores.here().cpus} CPU, 0 GPU; {cores.here().cpus - 1} CPU" in told
     assert "who finds no place waits" in told
 
 
+def test_a_stage_in_a_folder_that_other_nodes_do_not_see_says_so(copied, tmp_path, two_nodes):
+    """The stage alone sees the file system that its folder is on."""
+    if subprocess.run(["sh", "-c", "unshare --mount true"], check=False).returncode:
+        pytest.skip("no right to mount a file system")
+    set_workers(copied, workers=2, address=two_nodes.address)
+    shutil.rmtree(copied / "data/hidden")
+    place = tmp_path / "mine"
+    place.mkdir()
+    steps = f"mount -t tmpfs tmpfs {place} && cp -r {copied}/. {place} && cd {place}"
+    inside = f"{steps} && {sys.executable} -m stages.hidden tiny; code=$?; ls data; exit $code"
+    done = tiny.run(tmp_path, "unshare", "--mount", "sh", "-c", inside, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("ray: node ") == 1
+    assert f"does not see the project folder {place}; put it on storage" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "ttt" in done.stdout.split()
+    assert "hidden" not in done.stdout.split()
+
+
 def test_a_node_without_the_project_folder_says_so(in_project, tmp_path):
-    with ray_cluster.cluster(settings(workers=1)):
-        ray_cluster.check_folder(str(in_project))
-        with pytest.raises(UserError, match=r"does not see the project folder .*every node mounts"):
-            ray_cluster.check_folder(str(tmp_path))
-        shutil.copy(in_project / "params.yaml", tmp_path)  # as a node with a clone of its own has
-        with pytest.raises(UserError, match=r"does not see the project folder"):
-            ray_cluster.check_folder(str(tmp_path))
-        with pytest.raises(UserError, match=r"does not see the project folder"):
-            ray_cluster.check_folder("/" + "x" * 300)  # the node may not even look there
-    assert not list((in_project / "data/.work").glob(".seen-*"))
+    sign = in_project / "data/.work/sign"
+    sign.parent.mkdir(exist_ok=True)
+    sign.touch()
+    with ray_cluster.cluster(settings(workers=1)) as split:
+        ray_cluster.check_nodes(sign, split)
+        for unseen in (tmp_path / "sign", Path("/" + "x" * 300)):  # the node may not even look
+            with pytest.raises(UserError, match=r"does not see the project folder .*every node"):
+                ray_cluster.check_nodes(unseen, split)
+
+
+def test_a_node_that_joined_later_without_the_project_folder_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv(ray_cluster.SIGN, str(tmp_path / "sign"))
+    with pytest.raises(UserError, match=r"does not see the project folder .*every node mounts"):
+        ray_cluster.enter(str(tmp_path), cores.Split(workers=1, threads=1, gpus=0))
+
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU here")
+
+
+@without_gpu
+def test_a_gpu_that_torch_cannot_use_is_told_before_any_work(copied, tmp_path):
+    """Else its workers would compute on CPUs what others compute on GPUs."""
+    nodes = TwoNodes(tmp_path / "cluster.log", gpus=1)
+    try:
+        set_workers(copied, workers="auto", address=nodes.address)
+        shutil.rmtree(copied / "data/hidden")
+        done = tiny.stage(copied, "hidden", "tiny", check=False)
+    finally:
+        nodes.stop()
+    assert done.returncode == 1
+    assert f"has a GPU that its torch ({torch.__version__}) cannot use" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (copied / "data/hidden").exists()
+
+
+@without_gpu
+def test_no_worker_takes_a_cpu_for_the_gpu_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(ray_cluster.SIGN, raising=False)
+    with pytest.raises(UserError, match=r"gave a worker a GPU that its torch .* cannot use"):
+        ray_cluster.enter(str(tmp_path), cores.Split(workers=1, threads=1, gpus=1))
+
+
+def test_workers_without_a_gpu_see_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    ray_cluster.enter(str(tmp_path), cores.Split(workers=1, threads=1, gpus=0))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@without_gpu
+def test_gpus_that_stay_idle_are_told(in_project, tmp_path, capsys):
+    nodes = TwoNodes(tmp_path / "cluster.log", gpus=3)
+    chosen = settings(workers="auto", address=nodes.address, gpus_per_worker=2)
+    try:
+        with pytest.raises(UserError, match="cannot use"), ray_cluster.cluster(chosen):
+            pass
+    finally:
+        nodes.stop()
+    words = "2 of 3 GPUs will be used, as each worker takes 2 GPU and 1 CPU"
+    assert words in capsys.readouterr().err

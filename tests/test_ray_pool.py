@@ -4,7 +4,7 @@ import importlib
 import os
 import shutil
 import signal
-import threading
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,25 @@ import pytest
 import tiny
 import torch
 from disturb import (
+    children_of,
     failing_start,
+    finished,
     folder_bytes,
+    meanwhile,
+    place_name,
+    published,
     set_workers,
     settings,
     slow_run,
+    some_finished,
+    started,
+    wait_until,
     wanted_hidden,
     without_leftovers,
 )
 from tqdm import tqdm
 
-from ponderttt import files, hidden, params, ray_pool, shards, tables
+from ponderttt import files, hidden, params, ray_pool, scores, shards, tables
 from ponderttt.errors import UserError
 
 pytestmark = pytest.mark.ray
@@ -48,26 +56,24 @@ def begun(log):
 def kill_between_two_files(log, out, pairs):
     """Kill a worker that has written the first of the two files of its second shard, or a later
     one; `pairs` are the shards with one file."""
-    while True:
-        by_name = begun(log)
-        for name in pairs(out):
-            pid = by_name[name][-1]
-            if sum(pid in pids for pids in by_name.values()) >= 2:
-                os.kill(int(pid), signal.SIGKILL)
-                return
-        time.sleep(0.005)
+
+    def find():
+        half = [place_name(path) for path in pairs(out)]
+        by_name = begun(log)  # after the files, so that whoever wrote one stands in it
+        pids = [by_name[name][-1] for name in half]
+        return [pid for pid in pids if sum(pid in all_ for all_ in by_name.values()) >= 2]
+
+    os.kill(int(wait_until(find)[0]), signal.SIGKILL)
 
 
 def halves_of_hidden(out):
     bases = out.rglob("part-*.parquet")
-    half = [path for path in bases if not path.with_suffix(".safetensors").exists()]
-    return [f"{path.parent.parent.name}-{path.parent.name}-{path.stem}" for path in half]
+    return [path for path in bases if not path.with_suffix(".safetensors").exists()]
 
 
 def halves_of_scores(out):
-    tokens = [path.relative_to(out / "tokens") for path in (out / "tokens").rglob("part-*.parquet")]
-    half = [path for path in tokens if not (out / "scores" / path).exists()]
-    return [f"{path.parent.parent.name}-{path.parent.name}-{path.stem}" for path in half]
+    tokens = (out / "tokens").rglob("part-*.parquet")
+    return [p for p in tokens if not (out / "scores" / p.relative_to(out / "tokens")).exists()]
 
 
 @pytest.mark.parametrize(
@@ -76,13 +82,43 @@ def halves_of_scores(out):
 def test_a_killed_actor_costs_nothing(in_project, tmp_path, stage, pairs):
     log, out = tmp_path / "log", in_project / "data/.work/log"
     wanted = folder_bytes(slow_run(stage, tmp_path / "calm", seconds=0, workers=0))
-    killer = threading.Thread(target=kill_between_two_files, args=(log, out, pairs), daemon=True)
-    killer.start()
-    slow_run(stage, log)
-    killer.join(timeout=1)
-    assert not killer.is_alive()
+    with meanwhile(partial(kill_between_two_files, log, out, pairs)):
+        slow_run(stage, log)
     assert without_leftovers(out) == wanted
     assert sorted(map(len, begun(log).values())) == [1] * (len(begun(log)) - 1) + [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "suffix"),
+    [("hidden", [], ".safetensors"), ("scores", ["0"], "scores/*/*/*.parquet")],
+)
+def test_a_stage_outlives_its_workers(copied, name, seed, suffix):
+    set_workers(copied, workers=2)
+    outs = [copied / "data" / out for out in (("scores", "tokens") if seed else (name,))]
+    before = [folder_bytes(out) for out in outs]
+    for out in outs:
+        shutil.rmtree(out)
+    command = [sys.executable, "-m", f"stages.{name}", "tiny", *seed]
+    with started(*command, cwd=copied) as driver:
+
+        def workers():
+            found = children_of(driver, lambda line: "ray::_Worker" in " ".join(line))
+            return found if len(found) == 2 else None
+
+        def running():
+            return driver.poll() is None
+
+        victim = wait_until(workers, running)[0]
+        wait_until(lambda: some_finished(copied, name, suffix, 2), running)
+        driver.send_signal(signal.SIGSTOP)  # so that it cannot end meanwhile
+        kept = finished(copied, name, suffix)
+        victim.kill()
+        driver.send_signal(signal.SIGCONT)
+        assert driver.wait(timeout=300) == 0
+    assert [folder_bytes(out) for out in outs] == before
+    assert 2 <= len(kept) < len(list(outs[0].rglob("part-*.parquet")))
+    for path, when in kept.items():
+        assert (copied / "data" / published(name, path)).stat().st_mtime_ns == when
 
 
 def half_start(folder, settings, log, suffix):
@@ -190,20 +226,37 @@ def test_the_death_of_idle_workers_costs_no_shard_its_retries(in_project, tmp_pa
     """A lost node takes busy and idle workers at once."""
     logs = [tmp_path / name for name in ("quick", "long")]
 
-    def kill_both():
-        while not all(log.exists() and log.read_text() for log in logs):
-            time.sleep(0.02)
-        time.sleep(1)  # the quick one is idle by then
-        for log in logs:
-            os.kill(int(log.read_text()), signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_both, daemon=True)
-    killer.start()
     with tqdm() as bar:
-        ray_pool.run(staying_start, logs, settings(workers=2, max_retries=1), bar)
+
+        def kill_both():
+            wait_until(lambda: bar.n == 1)  # the quick one is idle
+            for log in logs:
+                os.kill(int(log.read_text()), signal.SIGKILL)
+
+        with meanwhile(kill_both):
+            ray_pool.run(staying_start, logs, settings(workers=2, max_retries=1), bar)
         assert bar.n == 2
-    killer.join(timeout=1)
     assert [len(log.read_text().split()) for log in logs] == [1, 2]
+
+
+def burst():
+    raise ModuleNotFoundError("no such module here")
+
+
+class Unreadable:
+    """Its worker cannot read it back, as on a node that lacks a module."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __reduce__(self):
+        return burst, ()
+
+
+def test_a_worker_that_cannot_be_made_is_not_taken_for_a_dead_machine(in_project):
+    words = r"(?s)a worker could not be made: .*no such module here"
+    with tqdm(disable=True) as bar, pytest.raises(UserError, match=words):
+        ray_pool.run(partial(failing_start, Unreadable(1)), ["one"], settings(workers=1), bar)
 
 
 class OddError(Exception):
@@ -257,6 +310,19 @@ def test_a_failure_names_its_chunks(in_project):
         ray_pool.run(break_in, ["one"], settings(workers=1), bar)
 
 
+def test_no_scores_mix_two_kinds_of_device(in_project):
+    chunks, kept = Path("data/chunks/scale=tiny"), Path("data/hidden/scale=tiny")
+    chosen = params.parse(tiny.plain_params())
+    found = scores.list_shards(chunks, kept, Path("made"), ["python"], [], chosen.scores)
+    Path("made").mkdir()
+    shutil.copytree("data/scores/scale=tiny/seed=0", "made/scores")
+    assert scores.made_on([]) == ""
+    assert scores.made_on([shard for shard in found if shard.done]) == "cpu"
+    model, layer = Path("data/backbone/scale=tiny"), Path("data/ttt/scale=tiny/seed=0")
+    with pytest.raises(UserError, match=r"scores: this run computes on cpu, .* made on cuda"):
+        scores.start(model, layer, chosen.scores, "chunk", 64, "cuda")
+
+
 @pytest.mark.parametrize("name", ["hidden", "scores"])
 def test_a_shard_that_nobody_wrote_is_never_published(in_project, monkeypatch, name):
     shutil.rmtree(f"data/{name}")
@@ -275,11 +341,12 @@ def telling_start():
     return tell
 
 
-def test_every_worker_has_its_own_share_of_threads(in_project, tmp_path):
+def test_a_worker_computes_with_its_share_of_threads(in_project, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what torch would take by itself
     paths = [tmp_path / name for name in ("a", "b", "c")]
     with tqdm(disable=True) as bar:
         ray_pool.run(telling_start, paths, settings(workers=1, threads=2), bar)
-    assert {path.read_text() for path in paths} == {"2 2"}
+    assert {path.read_text() for path in paths} == {"2 3"}
 
 
 @pytest.mark.parametrize("verbose", [False, True])

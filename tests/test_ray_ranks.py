@@ -10,6 +10,7 @@ from disturb import (
     STEPS,
     checkpointed,
     children_of,
+    hold_cpus,
     press_ctrl_c,
     set_workers,
     settings,
@@ -113,26 +114,20 @@ def waits_for_places():
 
 
 def test_ctrl_c_ends_a_wait_for_places(in_project, two_nodes):
-    import ray
-
-    class Other:
-        def here(self):
-            pass
-
     set_workers(in_project, workers=2, address=two_nodes.address)
     shutil.rmtree(in_project / "data/ttt")
     holder = ray_cluster.cluster(settings(workers=1, address=two_nodes.address))
     errors = in_project / "errors.txt"
     with errors.open("w") as file, holder:
-        others = [ray.remote(num_cpus=1)(Other).remote() for _ in range(2)]
-        ray.get([other.here.remote() for other in others])
+        others = hold_cpus(2)
         with started(sys.executable, "-m", "stages.ttt", "tiny", "0", stderr=file) as process:
             wait_until(
                 lambda: "held by other work" in errors.read_text() and waits_for_places(),
                 lambda: process.poll() is None,
             )
             press_ctrl_c(process)
-            assert process.wait(timeout=20) == 1  # Ray Train would wait for a minute
+            assert process.wait(timeout=45) == 1  # Ray Train would wait for a minute
+        assert len(others) == 2  # held to here
     told = (in_project / "errors.txt").read_text()
     assert "interrupted; finished shards are kept" in told
     assert "Traceback" not in told
@@ -148,7 +143,7 @@ def faulty_fit(log, rank, tell):
 def test_an_exception_of_a_rank_is_not_retried(in_project, tmp_path):
     fit, log = partial(faulty_fit, tmp_path / "log"), tmp_path / "log"
     with pytest.raises(UserError, match=r"rank \d of ttt failed") as caught:
-        ray_ranks.train(fit, "faulty", settings(workers=1), lambda *_: None, 4)
+        ray_ranks.train(fit, list, "faulty", settings(workers=1), lambda *_: None, 4)
     assert log.read_text() == "tried\n"
     assert "has a fault" in str(caught.value)
     assert "Traceback" in str(caught.value)

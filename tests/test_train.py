@@ -112,7 +112,7 @@ def test_two_ranks_make_the_gradient_of_one(parts):
 def test_document_state_trains_on_runs_of_chunks(parts, tmp_path):
     _, data = parts
     runs = data.sequences(2)
-    documents = data.rows["doc_id"].to_pylist()
+    documents = data.documents
     assert [row for run in runs for row in run] == list(range(len(data)))
     assert all(len({documents[r] for r in run}) == 1 for run in runs)
     assert any(len(run) == 2 for run in runs)
