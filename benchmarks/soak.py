@@ -6,6 +6,7 @@ die with a half-written file: a random moment would hardly ever find one, so sma
 every file is compared with an undisturbed run's: `lost` if it is missing; `doubled` if it is one
 too many, or its shard was finished before the kill and done again; `corrupt` if its bytes differ.
 `given up` counts stages that a worker's death ended, `left` processes that outlive their round.
+A round whose stage had published everything, or whose victim had ended by itself, kills `nobody`.
 It reads /proc, so it wants Linux. Not part of `make bench`: `make soak COUNT=50 SECONDS=1800`.
 Training is not in it: the tests kill its driver, ranks and node.
 """
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import tiny
 
 MARK = "PONDERTTT_SOAK"  # in the environment of all processes of a round
-KINDS = ("driver", "worker", "node", "nobody")
+KINDS = ("driver", "worker", "node")
 FAULTS = ("lost", "doubled", "corrupt", "given up", "left")
 EARLY = 0.25  # share of the kills at any moment; the others fall between two finished shards
 WRITING = 0.5  # share of the killed workers that die with a half-written file
@@ -92,29 +93,39 @@ class Round:
         process = self._start()
         shards = sum(path.match(self.stage.last) for path in wanted)
         self._wait(process, shards, seconds)
-        finished: dict[Path, int] = {}
-        seen = Counter(nobody=1)
+        seen, finished = Counter[str](), dict[Path, int]()
         if chosen := self._choose(process):
-            finished = self.stage.finished(self.folder)
-            seen = self._kill(*chosen)
+            seen, finished = self._kill(*chosen)
         code = process.wait(timeout=600)
-        if code and all((self.folder / place).exists() for place in self.stage.places.values()):
-            seen, finished = Counter(nobody=1), {}  # all was published: it had only to return
         seen["given up"] = int(code != 0 and seen["worker"] > 0)
-        if code and self._start().wait(timeout=600):
-            raise RuntimeError(f"round {self.number}: {self.stage.arguments} did not resume")
+        if code and self.stage.published(self.folder).keys() == wanted.keys():
+            seen = Counter()  # it had only to return
+        elif code:
+            self._again()
         seen["middle"] = int(0 < len(finished) < shards)
+        seen["nobody"] = int(not any(seen[kind] for kind in KINDS))
         return seen + self._faults(wanted, finished)
 
     def _start(self) -> subprocess.Popen[bytes]:
         name, *rest = self.stage.arguments
-        return subprocess.Popen(
-            [sys.executable, "-m", f"stages.{name}", *rest],
-            cwd=self.folder,
-            env=tiny.environment() | {MARK: mark(self.number)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with self._log.open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", f"stages.{name}", *rest],
+                cwd=self.folder,
+                env=tiny.environment() | {MARK: mark(self.number)},
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "round.log"
+
+    def _again(self) -> None:
+        """Run the stage once more; it must come to its end."""
+        if self._start().wait(timeout=600):
+            words = self._log.read_text()[-3000:]
+            raise RuntimeError(f"round {self.number}: {self.stage.arguments}: {words}")
 
     def _wait(self, process: subprocess.Popen[bytes], shards: int, seconds: float) -> None:
         if self.draw.random() < EARLY:
@@ -137,14 +148,17 @@ class Round:
         chosen = self.draw.choice(sorted(found))
         return chosen, self.draw.choice(found[chosen])
 
-    def _kill(self, name: str, victim: psutil.Process) -> Counter[str]:
-        """Kill it, if a worker perhaps while it writes; what was done, for the count."""
+    def _kill(self, name: str, victim: psutil.Process) -> tuple[Counter[str], dict[Path, int]]:
+        """Kill it, if a worker perhaps while it writes; what was done, and finished before."""
         try:
             writing = name == "worker" and self.draw.random() < WRITING and self._caught(victim)
+            finished = self.stage.finished(self.folder)
+            if victim.status() == psutil.STATUS_ZOMBIE:
+                return Counter(), {}
             victim.kill()
         except psutil.NoSuchProcess:
-            return Counter(nobody=1)
-        return Counter({name: 1, "writing": int(writing)})
+            return Counter(), {}
+        return Counter({name: 1, "writing": int(writing)}), finished
 
     def _caught(self, worker: psutil.Process) -> bool:
         """Stop a worker while a file of its shard is half-written; False if it comes to none."""
@@ -251,7 +265,7 @@ def soak(folder: Path, count: int, seconds: float, seed: int) -> Counter[str]:
 
 def summary(total: Counter[str]) -> str:
     """The figures of all rounds so far."""
-    kills = ", ".join(f"{kind} {total[kind]}" for kind in KINDS)
+    kills = ", ".join(f"{kind} {total[kind]}" for kind in (*KINDS, "nobody"))
     faults = ", ".join(f"{total[fault]} {fault}" for fault in FAULTS)
     return (
         f"{total['rounds']} rounds, {total['files']} files; killed: {kills} "
