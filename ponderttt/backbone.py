@@ -114,6 +114,11 @@ def load(folder: Path, device: str = "cpu") -> Backbone:
         raise UserError(
             f"{folder}: the weights are not those that were fetched; run `dvc repro -f backbone`"
         )
+    return place(model, card, device)
+
+
+def place(model: Any, card: dict[str, Any], device: str) -> Backbone:
+    """A float32 model as it computes on a device."""
     exact = None
     if compute_dtype(device) != torch.float32:
         exact = copy.deepcopy(model.get_output_embeddings()).to(device)

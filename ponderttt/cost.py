@@ -72,7 +72,7 @@ def _unit_rows(
     measured: Measured, about: Value, unit: str, numbers: dict[str, float]
 ) -> Iterator[Row]:
     """The layer alone and the whole model, in full and over the skip arm's."""
-    how = "counted" if unit == "flops" else "the median of a few rounds on one chunk"
+    how = "counted" if unit == "flops" else "the lower quartile of a few rounds on one chunk"
     for metric, number in numbers.items():
         known = tidy(number)
         row = measured.row(about) | {"metric": f"{unit}_{metric}", "value": known}

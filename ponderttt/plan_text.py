@@ -5,7 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ponderttt.params import Params
-from ponderttt.plan import GB, GPUS, MB, UTILISATION, Plan, ScalePlan, Stage, gpu_speeds
+from ponderttt.plan import (
+    GB,
+    GPUS,
+    MB,
+    UTILISATION,
+    UTILISATION_FLOAT32,
+    Plan,
+    ScalePlan,
+    Stage,
+    gpu_speeds,
+)
 from ponderttt.speed import Speeds
 
 HERE = "this machine"
@@ -37,6 +47,7 @@ def report(params: Params, plan: Plan, here: Speeds | None) -> Report:
         "gflops": here and {kind: speed / 1e9 for kind, speed in here.items()},
         "gpus": [dataclasses.asdict(gpu) for gpu in GPUS],
         "utilisation": UTILISATION,
+        "utilisation_float32": UTILISATION_FLOAT32,
     }
 
 
@@ -130,10 +141,19 @@ def _small_print(found: Report) -> str:
         lines = [f"{HERE}, measured in GFLOP/s: {kinds}"]
     else:
         lines = [f"{HERE}: not measured"]
-    peaks = ", ".join(f"{gpu['name']} {gpu['tflops']:g}" for gpu in found["gpus"])
-    shares = ", ".join(f"{kind} {share:.0%}" for kind, share in found["utilisation"].items())
-    lines.append(f"one GPU: peak TFLOP/s {peaks}; assumed share of it: {shares}")
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            *lines,
+            _assumed("bfloat16", found["gpus"], "tflops", found["utilisation"]),
+            _assumed("float32", found["gpus"], "tflops_float32", found["utilisation_float32"]),
+        ]
+    )
+
+
+def _assumed(precision: str, gpus: Sequence[Report], peak: str, used: Mapping[str, float]) -> str:
+    peaks = ", ".join(f"{gpu['name']} {gpu[peak]:g}" for gpu in gpus)
+    shares = ", ".join(f"{kind} {share:.0%}" for kind, share in used.items())
+    return f"one GPU, {precision}: peak TFLOP/s {peaks}; assumed share of it: {shares}"
 
 
 def duration(seconds: float | None) -> str:

@@ -7,7 +7,7 @@ COST = pa.schema(
     [
         ("part", pa.string()),  # backbone | layer_skip | layer_update | head
         ("flops", pa.int64()),  # of matrix products, counted
-        ("seconds", pa.float64()),  # median over the rounds
+        ("seconds", pa.float64()),  # lower quartile of the rounds
         ("rounds", pa.int32()),
         ("threads", pa.int32()),
         ("device", pa.string()),

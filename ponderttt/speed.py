@@ -6,7 +6,7 @@ made up, as time does not depend on them.
 
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from ponderttt import losses
 from ponderttt.backbone import Backbone
 from ponderttt.cores import Split
 from ponderttt.shapes import Shape, shape_of
+from ponderttt.timing import quiet
 from ponderttt.ttt import LayerConfig, build_layer
 
 LAYERS = 2  # of the body; all layers of a model take the same time
@@ -90,15 +91,6 @@ def _time(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def quiet(seconds: Sequence[float]) -> float:
-    """The lower quartile, as others on the machine only ever add time.
-
-    >>> quiet([3.0, 1.0, 2.0, 9.0, 8.0])
-    2.0
-    """
-    return sorted(seconds)[len(seconds) // 4]
-
-
 def make_calls(trial: Trial, device: str) -> Calls:
     """Each kind of work on made-up rows of the real sizes."""
     model, length, width = cut_model(trial, device), trial.length, trial.shape.width
@@ -141,8 +133,7 @@ def cut_model(trial: Trial, device: str) -> Backbone:
     )
     head.weight.requires_grad_(False).fill_(0.01)
     model.set_output_embeddings(head)
-    model = model.to(device, backbones.compute_dtype(device))
-    return Backbone(model=model, card={"vocabulary": trial.shape.vocabulary, "bos": None})
+    return backbones.place(model, {"vocabulary": trial.shape.vocabulary, "bos": None}, device)
 
 
 def _cut(config: Mapping[str, Any]) -> dict[str, Any]:
