@@ -6,6 +6,7 @@ The TTT layer sits between the two, so both must be had apart for any causal mod
 
 import copy
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,12 @@ class Backbone:
 
 
 def best_device() -> str:
-    """The GPU this process was given, if any."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """The GPU this process was given, if any.
+
+    The variable is asked too: CUDA heeds it only when it is first used, which may be long ago.
+    """
+    hidden_away = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    return "cuda" if torch.cuda.is_available() and not hidden_away else "cpu"
 
 
 def check_device(stage: str, device: str, earlier: str) -> None:

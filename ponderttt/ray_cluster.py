@@ -4,6 +4,7 @@ Only the ray_*.py files know Ray; a dead worker or node is the machine's fault a
 exception of our own is not.
 """
 
+import importlib
 import logging
 import os
 import secrets
@@ -133,7 +134,7 @@ def nodes() -> list[Node]:
 
 def check_nodes(sign: Path, split: Split) -> None:
     """Ask every node whether it sees the folder, can load the project, and can use its GPUs."""
-    blind = BLIND.format(Path.cwd())
+    blind, with_gpus = BLIND.format(Path.cwd()), split.gpus > 0
 
     # Both travel by value, as they are no names of a module: the project may be out of sight.
     def see(_cards: float) -> str:
@@ -143,12 +144,8 @@ def check_nodes(sign: Path, split: Split) -> None:
             return blind
 
     def load(cards: float) -> str:
-        import torch
-
-        import ponderttt.scores
-
-        assert ponderttt.scores
-        if split.gpus and cards and not torch.cuda.is_available():
+        importlib.import_module("ponderttt.scores")  # and with it all that workers load
+        if with_gpus and cards and not torch.cuda.is_available():
             return (
                 f"has a GPU that its torch ({torch.__version__}) cannot use; install the build "
                 "for its driver, or start that node with `ray start --num-gpus=0`"

@@ -24,7 +24,7 @@ from disturb import (
 )
 from tqdm import tqdm
 
-from ponderttt import cores, ray_cluster, ray_pool
+from ponderttt import backbone, cores, ray_cluster, ray_pool
 from ponderttt.errors import UserError
 
 pytestmark = pytest.mark.ray
@@ -215,6 +215,8 @@ def test_workers_without_a_gpu_see_none(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     ray_cluster.enter(str(tmp_path), cores.Split(workers=1, threads=1, gpus=0))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # as if it was asked before
+    assert backbone.best_device() == "cpu"
 
 
 @without_gpu
