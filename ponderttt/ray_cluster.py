@@ -112,6 +112,12 @@ def split_now(params: Ray) -> Split:
     return split_cores(params, nodes() if params.address else ())
 
 
+def split_left(params: Ray) -> Split:
+    """The split for the nodes that still answer: for a while Ray counts a lost one as there."""
+    _ask(lambda _cards: "")
+    return split_now(params)
+
+
 def probe(address: str) -> None:
     """A dead address would otherwise be waited for in silence."""
     host, _, port = address.rpartition(":")

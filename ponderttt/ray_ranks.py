@@ -23,7 +23,7 @@ from ponderttt.ray_cluster import (
     gave_up,
     nodes,
     only_on,
-    split_now,
+    split_left,
     tell_of_wait,
 )
 
@@ -55,7 +55,7 @@ def train(
         check()
         for tries in range(params.max_retries + 1):
             # A node may have gone with the last attempt: `auto` goes on with who is left.
-            split = for_training(split_now(params) if tries else first, share)
+            split = for_training(split_left(params) if tries else first, share)
             check_room(nodes(), split)
             tell_of_wait(split)
             if tries:

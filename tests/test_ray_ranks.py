@@ -47,7 +47,8 @@ def test_two_ranks_train_like_one(undisturbed):
 
 
 def test_training_goes_on_with_the_node_that_is_left(copied, two_nodes, undisturbed):
-    """`auto` takes a rank on each node; when one is lost, one rank goes on from the checkpoint."""
+    """`auto` takes a rank on each node; when one is lost, one rank goes on from the checkpoint,
+    and no attempt is spent on the node that is gone."""
     set_workers(copied, workers="auto", address=two_nodes.address, steps=STEPS)
     shutil.rmtree(copied / "data/ttt")
     kept = []
@@ -58,7 +59,7 @@ def test_training_goes_on_with_the_node_that_is_left(copied, two_nodes, undistur
 
     code, told = train_disturbed(copied, lose_one)
     assert code == 0, told
-    assert "lost or found no place; going on with 1" in told
+    assert "lost or found no place; going on with 1 (attempt 2)" in told
     assert 0 < len(kept) < STEPS
     assert trained(copied).speeds[: len(kept)] == kept
     assert abs(trained(copied).losses - undisturbed(1).losses).max() <= 1e-4
