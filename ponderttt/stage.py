@@ -171,7 +171,10 @@ def plain(section: Any) -> Any:
 
 
 def _die_with_parent() -> None:
-    """End when dvc is killed, so that the next `dvc repro` never runs beside this one."""
+    """End when dvc is killed, so that the next `dvc repro` never runs beside this one.
+
+    The parent is dvc, and not a shell between the two: dvc.yaml's `exec` sees to that.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != PARENT:

@@ -87,7 +87,8 @@ def test_params_are_what_a_stage_reads(name):
 
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_is_its_script_and_its_folder(name):
-    assert f"python -m stages.{name}" in STAGES[name]["cmd"]
+    command = STAGES[name]["cmd"].split()
+    assert command[:4] == ["exec", "python", "-m", f"stages.{name}"]
     assert (ROOT / f"stages/{name}.py").exists()
 
 
