@@ -1,4 +1,5 @@
 import functools
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,10 @@ import torch
 
 # Two threads of a busy machine wait for each other; one is as fast on small tensors.
 torch.set_num_threads(1)
+
+# DVC runs stages in the plain shell, whatever the user's own is, and neither reports its use nor
+# looks for a newer version.
+os.environ |= {"SHELL": "/bin/sh", "DVC_TEST": "1"}
 
 
 @pytest.fixture(scope="session")

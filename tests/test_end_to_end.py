@@ -18,7 +18,6 @@ def reproduced(tmp_path_factory):
         ("git", "config", "user.email", "tests@example.org"),
         ("git", "config", "user.name", "tests"),
         ("dvc", "init", "-q"),
-        ("dvc", "config", "core.analytics", "false"),
         ("dvc", "repro"),
         ("git", "add", "."),
         ("git", "commit", "-qm", "first run"),

@@ -28,7 +28,6 @@ def tracked(copied):
     """The scored project as DVC knows it after `dvc repro`."""
     (copied / ".dvcignore").write_text("/data/.work\n")
     tiny.run(copied, "dvc", "init", "-q", "--no-scm")
-    tiny.run(copied, "dvc", "config", "core.analytics", "false")
     stages = ("corpus", "backbone@tiny", "chunks@tiny", "hidden@tiny", "ttt@tiny-0")
     tiny.run(copied, "dvc", "commit", "-q", "-f", *stages, "scores@tiny-0")
     return copied

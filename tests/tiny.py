@@ -127,15 +127,9 @@ def project(folder: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Stages and dvc find this Python; nothing goes to the network; dvc uses the plain shell,
-    whatever the user's own is."""
+    """Stages and dvc find this Python; nothing goes to the network."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | {
-        "PATH": path,
-        "SHELL": "/bin/sh",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    return os.environ | {"PATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def run(
