@@ -170,13 +170,28 @@ def test_a_name_that_is_no_text(tmp_path: Path) -> None:
         read(path)
 
 
-def test_an_encrypted_member(tmp_path: Path) -> None:
-    path = make_zip(tmp_path / "a.zip", {"a.py": b"a = 1\n"})
-    content = bytearray(path.read_bytes())
-    content[content.index(b"PK\x01\x02") + 8] |= 1  # the flag in the central directory
+def with_directory_byte(path: Path, offset: int, value: int) -> Path:
+    """A zip of one member with this bit or number in the member's entry of the directory."""
+    content = bytearray(make_zip(path, {"a.py": b"a = 1\n"}).read_bytes())
+    content[content.index(b"PK\x01\x02") + offset] |= value
     path.write_bytes(content)
+    return path
+
+
+def test_an_encrypted_member(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is encrypted"):
-        read(path)
+        read(with_directory_byte(tmp_path / "a.zip", 8, 1))
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "reason"),
+    [(6, 99, "zip file version"), (8, 0x20, "patched data"), (8, 0x40, "strong encryption")],
+)
+def test_a_zip_that_python_does_not_read(
+    tmp_path: Path, offset: int, value: int, reason: str
+) -> None:
+    with pytest.raises(UserError, match=f"damaged or truncated .*{reason}"):
+        read(with_directory_byte(tmp_path / "a.zip", offset, value))
 
 
 @pytest.mark.parametrize(
